@@ -23,7 +23,15 @@ RESULTS = EXPERIMENTS / "results"
 FEW = {"num_seeds": 2}
 ONE_SUITE = {"environments": ("Catch-bsuite",), "steps_factor": 0.05, **FEW}
 BRAX = {"task": "fast", "num_envs": 8, "num_steps": 8, "hidden_sizes": (8,), "iterations": 2, "repeats": 2}
-TOKENS = {"num_envs": 16, "num_steps": 4, "width": 16, "memory_width": 16, "repeats": 1, "seconds": 0.0}
+TOKENS = {
+    "num_envs": 16,
+    "group_size": 2,
+    "num_steps": 4,
+    "width": 16,
+    "memory_width": 16,
+    "repeats": 1,
+    "seconds": 0.0,
+}
 SMALLEST = {
     "brax_speed": BRAX,
     "device_agreement": {},
@@ -38,7 +46,7 @@ SMALLEST = {
     "gymnax_suite": ONE_SUITE,
     "pretrained": {"num_iterations": 1, "num_seeds": 1, "smoke": True, "methods": ("GRPO", "PPO")},
     "published_cartpole": {"num_episodes": 20, **FEW},
-    "scale": ONE_SUITE | {"environments": ("CartPole-v1",), "methods": ("PPO, cpu", "PPO, 4,096")},
+    "scale": {"environments": ("CartPole-v1",), "methods": ("PPO, cpu", "PPO, 4,096"), "steps_factor": 0.1, **FEW},
     "scoreboard": {"tasks": ("Catch-bsuite",), "implementations": ("plain PPO", "PPO, tuned"), "num_seeds": 1},
     "suites": {"environments": ("Catch-bsuite",), "steps_factor": 0.01, **FEW},
     "token_speed": TOKENS,
@@ -57,7 +65,8 @@ def test_every_study_can_be_imported():
 def test_a_study_runs_on_its_smallest_flags(name, tmp_path, monkeypatch):
     if name == "brax_speed":
         pytest.importorskip("brax")
-    monkeypatch.chdir(tmp_path)
+    if name != "scoreboard":  # whose processes are modules of the clone
+        monkeypatch.chdir(tmp_path)
     study = importlib.import_module(f"experiments.{name}")
     out = tmp_path / ("out.json" if name in A_FILE else "out")
     study.main(study.Arguments(**SMALLEST[name], out=out))
