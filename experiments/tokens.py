@@ -26,9 +26,9 @@ from grpo_jax.evaluation.answers import answer
 from grpo_jax.recording import RunSpec, pass_at_k
 from grpo_jax.recording.figures import panels
 from grpo_jax.recording.files import write_json
+from grpo_jax.runs.imitation import warm_start
+from grpo_jax.runs.progress import Chunk, Progress
 from grpo_jax.sweeps.runs import Score
-from grpo_jax.training.imitation import warm_start
-from grpo_jax.training.progress import Chunk, Progress
 from grpo_jax.types import PyTree
 
 from .harness.token_tasks import REWARD_HACKING, TokenTask, token_task

@@ -7,7 +7,7 @@ import jax
 
 from grpo_jax import make_init, make_train_step
 from grpo_jax.commands.harness.settings import make_plan
-from grpo_jax.training.imitation import warm_start
+from grpo_jax.runs.imitation import warm_start
 
 from . import reference_implementations as reference
 from . import workloads

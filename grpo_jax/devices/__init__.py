@@ -1,1 +1,1 @@
-"""Devices: meshes, processes and memory."""
+"""Devices: meshes and the layout of a train step."""

@@ -15,7 +15,7 @@ from grpo_jax.language.prompts import Prompts
 from grpo_jax.language.task import LanguageTask
 from grpo_jax.language.tokenizer import Prompt, Tokenizer
 from grpo_jax.rollouts.rollout import Simulator
-from grpo_jax.training.imitation import NUM_ANSWERS, WarmStart, completion_loss, imitate
+from grpo_jax.runs.imitation import NUM_ANSWERS, WarmStart, completion_loss, imitate
 from grpo_jax.types import PyTree
 
 

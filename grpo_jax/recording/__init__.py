@@ -19,7 +19,7 @@ from grpo_jax.recording.statistics import (
 from grpo_jax.recording.trackers import TensorBoard, Tracker, WeightsAndBiases
 from grpo_jax.recording.trained_policy import TrainedPolicy
 from grpo_jax.recording.training_warnings import TrainingWarnings
-from grpo_jax.training.settings import Settings, settings_of
+from grpo_jax.runs.settings import Settings, settings_of
 
 __all__ = [
     "Curve",

@@ -17,12 +17,12 @@ import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as managers
 
-from grpo_jax.devices.processes import from_process_zero, is_process_zero, whole_array, whole_view
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.files import FORMAT, OLD_FORMAT, Arrays, plain
 from grpo_jax.recording.identity import check_same
-from grpo_jax.training.evaluations import no_evaluations
-from grpo_jax.training.progress import Progress, initial_progress
+from grpo_jax.runs.evaluations import no_evaluations
+from grpo_jax.runs.processes import from_process_zero, is_process_zero, whole_array, whole_view
+from grpo_jax.runs.progress import Progress, initial_progress
 from grpo_jax.types import TrainState, by_path
 
 KEPT = 2

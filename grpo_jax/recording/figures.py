@@ -11,9 +11,9 @@ import numpy as np
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.recording.files import replacement
 from grpo_jax.recording.statistics import Curve, describe_seeds, learning_curve
-from grpo_jax.training.curves import Block
-from grpo_jax.training.evaluations import SAMPLED
-from grpo_jax.training.progress import RunResult
+from grpo_jax.runs.curves import Block
+from grpo_jax.runs.evaluations import SAMPLED
+from grpo_jax.runs.progress import RunResult
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

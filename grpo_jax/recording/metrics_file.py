@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from grpo_jax.recording.files import as_numbers, fits, json_lines, plain, write_text
-from grpo_jax.training.progress import Chunk
-from grpo_jax.training.settings import PREFIXES, Settings, settings_of
+from grpo_jax.runs.progress import Chunk
+from grpo_jax.runs.settings import PREFIXES, Settings, settings_of
 
 METRICS_FILE = "metrics.jsonl"
 

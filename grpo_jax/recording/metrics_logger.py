@@ -16,9 +16,9 @@ from grpo_jax.recording.metrics_file import METRICS_FILE, as_lines, truncate_met
 from grpo_jax.recording.run_spec import RunSpec
 from grpo_jax.recording.trackers import Guarded, Tracker
 from grpo_jax.recording.training_warnings import TrainingWarnings, list_rows
+from grpo_jax.runs.evaluations import GREEDY, SAMPLED
+from grpo_jax.runs.progress import Chunk
 from grpo_jax.training.budget import most_steps
-from grpo_jax.training.evaluations import GREEDY, SAMPLED
-from grpo_jax.training.progress import Chunk
 
 LONGEST_SILENCE = 10.0
 """Seconds between two lines, at most, where there is no terminal."""

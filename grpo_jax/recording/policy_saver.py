@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from grpo_jax.devices.processes import from_process_zero, is_process_zero, whole_array
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.importing import import_path
 from grpo_jax.recording.config_file import config_fields
 from grpo_jax.recording.files import OLD_FORMAT, Arrays, read_archive, read_as, write_archive
 from grpo_jax.recording.folder_lock import SUMMARY_FILE
 from grpo_jax.recording.run_spec import RunSpec, versions
-from grpo_jax.training.progress import Chunk, Progress
+from grpo_jax.runs.processes import from_process_zero, is_process_zero, whole_array
+from grpo_jax.runs.progress import Chunk, Progress
 from grpo_jax.types import TrainState, by_path
 
 FOLDER = "policies"

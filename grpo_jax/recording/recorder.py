@@ -15,7 +15,6 @@ from rich.console import Console
 
 from grpo_jax.algorithms import name_of
 from grpo_jax.config import Config
-from grpo_jax.devices.processes import from_every_process, from_process_zero, is_process_zero
 from grpo_jax.environments import EnvParams
 from grpo_jax.errors import ConfigError, check_arguments
 from grpo_jax.hyperparams import Hyperparams
@@ -29,11 +28,12 @@ from grpo_jax.recording.policy_saver import PolicySaver, RecentReturns
 from grpo_jax.recording.run_spec import Recording, RunSpec, prepare_folder, versions
 from grpo_jax.recording.trackers import Guarded, TensorBoard, Tracker, WeightsAndBiases
 from grpo_jax.recording.training_warnings import NonFiniteFinder
+from grpo_jax.runs.evaluations import Evaluate, Evaluations
+from grpo_jax.runs.processes import from_every_process, from_process_zero, is_process_zero
+from grpo_jax.runs.progress import Callback, Chunk, Progress, RunResult, apply_callback, describe_ends, joined
+from grpo_jax.runs.run import NUM_CHUNKS, run
 from grpo_jax.training.budget import most_steps
 from grpo_jax.training.checks import check_options, check_rows, check_run, makes_params
-from grpo_jax.training.evaluations import Evaluate, Evaluations
-from grpo_jax.training.progress import Callback, Chunk, Progress, RunResult, apply_callback, describe_ends, joined
-from grpo_jax.training.run import NUM_CHUNKS, run
 from grpo_jax.training.train import initial_states
 from grpo_jax.types import PyTree, by_path
 

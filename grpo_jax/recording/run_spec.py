@@ -25,7 +25,7 @@ from grpo_jax.recording.files import as_path, folder_name, plain
 from grpo_jax.recording.folder_lock import SUMMARY_FILE, lock_run_folder
 from grpo_jax.recording.identity import identity
 from grpo_jax.recording.metrics_file import METRICS_FILE
-from grpo_jax.training.settings import Settings, setting_columns, settings_of
+from grpo_jax.runs.settings import Settings, setting_columns, settings_of
 
 PACKAGES = ("grpo-jax", "jax", "jaxlib", "flax", "optax", "gymnax", "numpy")  # on which a result depends
 

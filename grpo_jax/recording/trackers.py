@@ -12,7 +12,7 @@ import numpy as np
 
 from grpo_jax.recording.files import folder_name
 from grpo_jax.recording.run_spec import RunSpec, check_installed
-from grpo_jax.training.settings import Settings
+from grpo_jax.runs.settings import Settings
 
 QUARTILES = {"": 0.5, "_q25": 0.25, "_q75": 0.75}
 """The quantile of each suffix of a metric's name."""

@@ -16,7 +16,7 @@ from grpo_jax.errors import ConfigError, describe_arrays
 from grpo_jax.evaluation.actions import choose_actions
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.policies.normalization import Normalizer
-from grpo_jax.training.settings import Settings, setting_columns, settings_of
+from grpo_jax.runs.settings import Settings, setting_columns, settings_of
 from grpo_jax.training.train import make_init
 from grpo_jax.types import PyTree, TrainState
 

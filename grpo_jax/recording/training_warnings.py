@@ -10,7 +10,7 @@ import numpy as np
 from grpo_jax.config import Config
 from grpo_jax.environments.spaces import ActionSpace, Box, Discrete
 from grpo_jax.policies.distributions import diagonal_gaussian
-from grpo_jax.training.progress import Chunk, Progress
+from grpo_jax.runs.progress import Chunk, Progress
 from grpo_jax.training.train_step import make_train_step
 from grpo_jax.types import TrainState
 

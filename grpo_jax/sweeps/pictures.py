@@ -9,10 +9,10 @@ import numpy as np
 from grpo_jax.recording.figures import legend_below, panels, plot_settings, ranked_settings
 from grpo_jax.recording.files import as_path
 from grpo_jax.recording.statistics import describe_seeds
+from grpo_jax.runs.progress import RunResult
+from grpo_jax.runs.settings import format_value
 from grpo_jax.sweeps.grid import Value
 from grpo_jax.sweeps.result import SweepResult, SweptSetting
-from grpo_jax.training.progress import RunResult
-from grpo_jax.training.settings import format_value
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

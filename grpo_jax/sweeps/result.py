@@ -9,9 +9,9 @@ import numpy as np
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.recording import TrainedPolicy, bootstrap_interval, iqm, load
 from grpo_jax.recording.statistics import describe_seeds
+from grpo_jax.runs.curves import Block, as_dataframe, stacked
 from grpo_jax.sweeps.grid import Value
 from grpo_jax.sweeps.runs import Run
-from grpo_jax.training.curves import Block, as_dataframe, stacked
 
 if TYPE_CHECKING:
     import pandas

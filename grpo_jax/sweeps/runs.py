@@ -13,7 +13,7 @@ from grpo_jax.evaluation.episodes import evaluate
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.recording import bootstrap_interval, iqm
 from grpo_jax.recording.config_file import config_fields
-from grpo_jax.training.progress import RunResult
+from grpo_jax.runs.progress import RunResult
 from grpo_jax.types import TrainState
 
 

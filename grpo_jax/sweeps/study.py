@@ -14,16 +14,16 @@ from jax.sharding import Mesh
 from rich.console import Console
 
 from grpo_jax.config import kept_with
-from grpo_jax.devices.compilation_cache import kept_programs
 from grpo_jax.devices.mesh import make_row_mesh, make_rows_function
-from grpo_jax.devices.processes import from_process_zero, is_process_zero
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.files import write_json
 from grpo_jax.recording.folder_lock import SUMMARY_FILE, StopSignal, clean_up_on_error
 from grpo_jax.recording.recorder import record
 from grpo_jax.recording.run_spec import Recording, RunSpec, hardware, prepare_folder, versions
+from grpo_jax.runs.compilation_cache import kept_programs
+from grpo_jax.runs.evaluations import Evaluate
+from grpo_jax.runs.processes import from_process_zero, is_process_zero
 from grpo_jax.sweeps.runs import SAMPLED_RETURN, Run, Score, summarise
-from grpo_jax.training.evaluations import Evaluate
 
 PROGRAMS = "programs"
 """The folder of the runs that are trained, where several plans share a program."""

@@ -12,7 +12,6 @@ from jax.sharding import Mesh
 from rich.console import Console
 
 from grpo_jax.config import Config
-from grpo_jax.devices.processes import from_process_zero, is_process_zero
 from grpo_jax.errors import ConfigError, as_count, check_arguments
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.recording.config_file import as_fields
@@ -23,6 +22,8 @@ from grpo_jax.recording.metrics_logger import MetricsLogger
 from grpo_jax.recording.policy_saver import FOLDER as POLICIES
 from grpo_jax.recording.recorder import NO_ITERATIONS, as_recording
 from grpo_jax.recording.run_spec import Recording, RunSpec
+from grpo_jax.runs.processes import from_process_zero, is_process_zero
+from grpo_jax.runs.progress import Chunk
 from grpo_jax.sweeps.grid import Grid, make_bases, make_grid
 from grpo_jax.sweeps.pictures import plot, plot_axes
 from grpo_jax.sweeps.programs import SPLIT_FILE, make_programs, split_policies
@@ -30,7 +31,6 @@ from grpo_jax.sweeps.result import SweepResult, swept
 from grpo_jax.sweeps.runs import run_keys
 from grpo_jax.sweeps.study import PROGRAMS, Study
 from grpo_jax.training.checks import check_mesh, check_run
-from grpo_jax.training.progress import Chunk
 
 OPTIONS = {"evaluate", "mesh", "compilation_cache", "console", "memory_gib"}
 

@@ -1,1 +1,1 @@
-"""The train step, and what drives it: experience, metrics, budgets, runs."""
+"""The train step, its metrics and budgets, and checks that trace it."""

@@ -21,7 +21,7 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.recording.checkpoint import Checkpoints
 from grpo_jax.recording.metrics_logger import MetricsLogger
 from grpo_jax.recording.run_spec import RunSpec
-from grpo_jax.training.progress import Chunk, initial_progress
+from grpo_jax.runs.progress import Chunk, initial_progress
 
 shared = pytest.mark.usefixtures("shared_traces")
 TINY = (
@@ -240,7 +240,7 @@ def failing(error):
 
 
 FAILURES = {
-    "memory": ("grpo_jax.training.run.initial_states", exhausted, "not enough memory for 1 rows"),
+    "memory": ("grpo_jax.runs.run.initial_states", exhausted, "not enough memory for 1 rows"),
     "checkpoints": ("grpo_jax.sweeps.study.record", failing(ConfigError("of another run")), "of another run"),
     "the first chunk": (
         "grpo_jax.recording.recorder.run",

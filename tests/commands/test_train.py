@@ -16,8 +16,8 @@ from grpo_jax.commands.harness.figures import solved_after
 from grpo_jax.commands.harness.settings import ENVIRONMENT_SETTINGS, tuned_settings
 from grpo_jax.policies import CNN, MLP, Transformer
 from grpo_jax.recording.files import write_json
+from grpo_jax.runs.progress import RunResult
 from grpo_jax.sweeps.runs import Run, summarise
-from grpo_jax.training.progress import RunResult
 
 
 def test_train_writes_its_results(tmp_path, capsys):

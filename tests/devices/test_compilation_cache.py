@@ -7,9 +7,9 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from probes import Probe
 
 from grpo_jax import Config, Hyperparams, run
-from grpo_jax.devices import compilation_cache
-from grpo_jax.devices.compilation_cache import cache_folder, kept_programs
 from grpo_jax.policies import MLP
+from grpo_jax.runs import compilation_cache
+from grpo_jax.runs.compilation_cache import cache_folder, kept_programs
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from grpo_jax.environments.tokens import (
 )
 from grpo_jax.environments.tokens.environment import _held_out
 from grpo_jax.errors import ConfigError
-from grpo_jax.training.imitation import _is_forced
+from grpo_jax.runs.imitation import _is_forced
 
 KEYS = jax.random.split(jax.random.key(0), 200)
 

@@ -15,8 +15,8 @@ from experiments import pretrained, pretrained_speed, published_cartpole
 from experiments.harness import pretrained_tasks
 from experiments.harness.hidden import HiddenCartPole
 from experiments.harness.random_text import random_text
+from grpo_jax.runs.progress import RunResult
 from grpo_jax.sweeps.runs import Run
-from grpo_jax.training.progress import RunResult
 
 EXPERIMENTS = Path(experiments.__file__).parent
 RESULTS = EXPERIMENTS / "results"

@@ -19,8 +19,8 @@ from grpo_jax.policies import MLP
 from grpo_jax.recording.checkpoint import Checkpoints
 from grpo_jax.rollouts.collect import collect
 from grpo_jax.rollouts.rollout import Simulator
+from grpo_jax.runs.progress import initial_progress
 from grpo_jax.training.checks import check_run
-from grpo_jax.training.progress import initial_progress
 from grpo_jax.training.train_step import _adapt, initial_state
 from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.loss import predict

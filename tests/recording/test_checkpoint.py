@@ -28,7 +28,7 @@ from grpo_jax.recording.checkpoint import KEPT, Checkpoints, check_same_run
 from grpo_jax.recording.files import plain
 from grpo_jax.recording.identity import check_same
 from grpo_jax.recording.run_spec import describe
-from grpo_jax.training.progress import initial_progress
+from grpo_jax.runs.progress import initial_progress
 from grpo_jax.training.train import initial_states
 
 # Nothing that reads or writes goes on behind a test's back.

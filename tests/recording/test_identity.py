@@ -23,7 +23,7 @@ from grpo_jax.policies import MLP
 from grpo_jax.recording.checkpoint import Checkpoints, check_same_run
 from grpo_jax.recording.identity import check_same, identity
 from grpo_jax.recording.run_spec import RunSpec
-from grpo_jax.training.progress import initial_progress
+from grpo_jax.runs.progress import initial_progress
 
 SIZES = {"num_envs": 4, "num_steps": 8, "num_minibatches": 1, "network": MLP((4,))}
 NUMBERS = itertools.count()

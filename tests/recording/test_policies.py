@@ -21,7 +21,7 @@ from grpo_jax.recording.config_file import FIELDS, config_fields, from_json
 from grpo_jax.recording.files import read_archive, write_archive
 from grpo_jax.recording.policy_saver import PolicySaver, RecentReturns
 from grpo_jax.recording.trained_policy import TrainedPolicy
-from grpo_jax.training.progress import Chunk, initial_progress
+from grpo_jax.runs.progress import Chunk, initial_progress
 from grpo_jax.training.train import initial_states
 
 SIZES = {"num_envs": 4, "num_steps": 8, "num_minibatches": 1, "network": MLP((4,))}

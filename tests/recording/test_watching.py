@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
-from grpo_jax.devices.memory import Memory
 from grpo_jax.environments.spaces import Box, Discrete, MultiDiscrete
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.folder_lock import deferred_signals
@@ -21,7 +20,8 @@ from grpo_jax.recording.metrics_file import read_metrics, truncate_metrics
 from grpo_jax.recording.run_spec import Recording
 from grpo_jax.recording.trackers import TensorBoard, WeightsAndBiases, log_table, over_seeds
 from grpo_jax.recording.training_warnings import DEAD_ITERATIONS, TrainingWarnings
-from grpo_jax.training.settings import settings_of
+from grpo_jax.runs.memory import Memory
+from grpo_jax.runs.settings import settings_of
 
 
 def watched(space, **columns):
@@ -192,7 +192,7 @@ def test_exhausted_memory_says_how_many_rows_would_fit(monkeypatch):
     memory = Memory(num_rows=100)
     assert "100 rows" in memory.advice() and "num_seeds" in memory.advice() and "would fit" not in memory.advice()
     memory.needed = 40 * 2**30
-    monkeypatch.setattr("grpo_jax.devices.memory.device_memory", lambda: 16 * 2**30)
+    monkeypatch.setattr("grpo_jax.runs.memory.device_memory", lambda: 16 * 2**30)
     assert "need 40.0 GiB of 16.0 GiB; about 36 would fit" in memory.advice()
 
 

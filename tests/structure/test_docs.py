@@ -15,7 +15,7 @@ from grpo_jax.environments.suites import SUITES
 from grpo_jax.environments.tokens import TASKS
 from grpo_jax.language.rewards import score
 from grpo_jax.recording import Recording
-from grpo_jax.training.evaluations import GREEDY, SAMPLED
+from grpo_jax.runs.evaluations import GREEDY, SAMPLED
 from grpo_jax.updates.optimizers import OPTIMIZERS
 from grpo_jax.updates.schedules import DECAYS
 from grpo_jax_cli import COMMANDS

@@ -15,12 +15,12 @@ from grpo_jax.commands.harness.flags import RunFlags, parse
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.figures import differing
 from grpo_jax.recording.statistics import describe_seeds
+from grpo_jax.runs.progress import RunResult
+from grpo_jax.runs.settings import settings_of
 from grpo_jax.sweeps import SweepResult
 from grpo_jax.sweeps.pictures import plot_axes
 from grpo_jax.sweeps.result import swept
 from grpo_jax.sweeps.runs import Run, run_keys
-from grpo_jax.training.progress import RunResult
-from grpo_jax.training.settings import settings_of
 
 pytestmark = pytest.mark.usefixtures("shared_traces")
 FLAGS = ["--environment", "Catch-bsuite", "--algorithm", "ppo", "--num-envs", "4", "--num-steps", "16"]

@@ -12,8 +12,8 @@ from small import small_config
 from grpo_jax import Hyperparams, make_train, run
 from grpo_jax.errors import ConfigError
 from grpo_jax.policies import MLP
+from grpo_jax.runs.progress import describe_ends
 from grpo_jax.training import budget
-from grpo_jax.training.progress import describe_ends
 from grpo_jax.types import StepCount
 
 SMALL = small_config("ppo", Probe(), num_steps=8)

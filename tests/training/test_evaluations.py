@@ -21,8 +21,8 @@ from grpo_jax.commands.harness.study import EvaluationArguments
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.folder_lock import StopSignal
 from grpo_jax.recording.metrics_file import read_metrics
-from grpo_jax.training.evaluations import GREEDY, SAMPLED, Evaluations, no_evaluations
-from grpo_jax.training.progress import initial_progress, with_evaluation
+from grpo_jax.runs.evaluations import GREEDY, SAMPLED, Evaluations, no_evaluations
+from grpo_jax.runs.progress import initial_progress, with_evaluation
 
 CONFIG = small_config("ppo", Probe(), num_envs=4, num_steps=8)
 KEYS = jax.random.split(jax.random.key(5), 3)

@@ -15,7 +15,7 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.evaluation.answers import answer
 from grpo_jax.policies import MLP, Transformer
 from grpo_jax.recording.statistics import pass_at_k
-from grpo_jax.training.imitation import UPDATES_PER_CHUNK, completion_loss, imitate, imitation_loss, warm_start
+from grpo_jax.runs.imitation import UPDATES_PER_CHUNK, completion_loss, imitate, imitation_loss, warm_start
 from grpo_jax.training.train import initial_states
 from grpo_jax.types import RewardParts
 

@@ -8,8 +8,8 @@ from rich.table import Column, Table
 
 from grpo_jax.recording import Curve, bootstrap_interval, iqm, learning_curve, steps_to_reach
 from grpo_jax.recording.figures import SOLVED_AT, draw_curves
+from grpo_jax.runs.evaluations import SAMPLED
 from grpo_jax.sweeps.runs import Run
-from grpo_jax.training.evaluations import SAMPLED
 
 
 def solved_after(run: Run) -> float:

@@ -15,13 +15,13 @@ from grpo_jax.commands.harness.parsing import parse_flags, peek
 from grpo_jax.commands.harness.scale import DEFAULTS, can_grow, for_gpu, resolve_scale
 from grpo_jax.commands.harness.settings import NetworkFields, make_network, tuned_settings
 from grpo_jax.devices.execution_plan import ExecutionPlan
-from grpo_jax.devices.processes import is_process_zero
 from grpo_jax.environments import make_environment
 from grpo_jax.errors import LARGEST_COUNT, ConfigError
 from grpo_jax.importing import import_object, is_custom
 from grpo_jax.policies.networks import NETWORKS
 from grpo_jax.policies.networks import name_of as network_name
 from grpo_jax.recording.config_file import FIELDS, read_fields
+from grpo_jax.runs.processes import is_process_zero
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -22,8 +22,8 @@ from grpo_jax.recording import RunSpec, pass_at_k
 from grpo_jax.recording.files import fits, json_lines, write_json, write_text
 from grpo_jax.recording.folder_lock import StopSignal
 from grpo_jax.recording.trackers import log_table
+from grpo_jax.runs.progress import Chunk, Progress
 from grpo_jax.sweeps.runs import Score
-from grpo_jax.training.progress import Chunk, Progress
 
 NUM_SHOWN = 4
 SHARE = 0.2

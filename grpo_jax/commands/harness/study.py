@@ -16,17 +16,17 @@ from grpo_jax import Config, TrainState
 from grpo_jax.commands.harness.command import DeviceArguments, make_console, mesh_sizes, new_folder
 from grpo_jax.commands.harness.figures import plot_curves, table
 from grpo_jax.commands.harness.limits import Seed, Seeds
-from grpo_jax.devices.compilation_cache import keep_programs
 from grpo_jax.devices.mesh import make_mesh
-from grpo_jax.devices.processes import is_process_zero
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.policy_saver import FOLDER as POLICIES
 from grpo_jax.recording.run_spec import Recording, RunSpec
+from grpo_jax.runs.compilation_cache import keep_programs
+from grpo_jax.runs.evaluations import Evaluate, no_progress, reached_return
+from grpo_jax.runs.processes import is_process_zero
+from grpo_jax.runs.progress import Chunk, Progress
 from grpo_jax.sweeps import study
 from grpo_jax.sweeps.runs import SAMPLED_RETURN, Score, run_keys
 from grpo_jax.training.checks import check_mesh, check_run
-from grpo_jax.training.evaluations import Evaluate, no_progress, reached_return
-from grpo_jax.training.progress import Chunk, Progress
 from grpo_jax.types import PyTree
 
 

@@ -11,18 +11,16 @@ import numpy as np
 from jax.sharding import Mesh
 
 from grpo_jax.config import Config, kept_with
-from grpo_jax.devices.compilation_cache import kept_programs
-from grpo_jax.devices.memory import Memory, explain_out_of_memory, return_free_memory
 from grpo_jax.devices.mesh import make_row_mesh, over_rows, pad_rows, replicated, shard_states, state_shardings
 from grpo_jax.environments import EnvParams
 from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.host_calls import finished
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.reductions import missing
-from grpo_jax.training import budget
-from grpo_jax.training.checks import check_mesh, check_options, check_rows, check_run, makes_params, try_on_shapes
-from grpo_jax.training.evaluations import Evaluate, make_evaluation
-from grpo_jax.training.progress import (
+from grpo_jax.runs.compilation_cache import kept_programs
+from grpo_jax.runs.evaluations import Evaluate, make_evaluation
+from grpo_jax.runs.memory import Memory, explain_out_of_memory, return_free_memory
+from grpo_jax.runs.progress import (
     Callback,
     Chunk,
     Progress,
@@ -36,7 +34,9 @@ from grpo_jax.training.progress import (
     with_returns,
     without_padding,
 )
-from grpo_jax.training.settings import setting_columns, settings_of
+from grpo_jax.runs.settings import setting_columns, settings_of
+from grpo_jax.training import budget
+from grpo_jax.training.checks import check_mesh, check_options, check_rows, check_run, makes_params, try_on_shapes
 from grpo_jax.training.train import initial_states
 from grpo_jax.training.train_step import make_train_step
 from grpo_jax.types import PyTree, TrainState

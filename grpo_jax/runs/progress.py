@@ -10,10 +10,10 @@ import numpy as np
 
 from grpo_jax.errors import ConfigError
 from grpo_jax.objectives.reductions import missing
+from grpo_jax.runs.curves import Block, as_dataframe, stacked
+from grpo_jax.runs.evaluations import GREEDY, SAMPLED, Evaluations, no_evaluations
+from grpo_jax.runs.settings import Settings
 from grpo_jax.training.budget import Budget
-from grpo_jax.training.curves import Block, as_dataframe, stacked
-from grpo_jax.training.evaluations import GREEDY, SAMPLED, Evaluations, no_evaluations
-from grpo_jax.training.settings import Settings
 from grpo_jax.types import Metrics, TrainState, first_difference
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ import numpy as np
 import optax
 
 from grpo_jax.config import Config
-from grpo_jax.devices.compilation_cache import kept_programs
 from grpo_jax.devices.mesh import make_row_mesh, over_rows
 from grpo_jax.environments import group_parameters
 from grpo_jax.environments.tokens import PAD, Task
@@ -19,6 +18,7 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.evaluation.answers import answer
 from grpo_jax.policies import Policy, combine, partition
 from grpo_jax.rollouts.rollout import Simulator
+from grpo_jax.runs.compilation_cache import kept_programs
 from grpo_jax.types import PyTree
 
 NUM_ANSWERS = 512  # sampled to measure an accuracy
