@@ -93,7 +93,7 @@ def _evaluate(environment: Environment, end: RolloutState) -> RewardParts:
     if isinstance(outcome, RewardParts) and jnp.shape(outcome.values) == jnp.shape(outcome.weights):
         values, weights, judged = outcome
         shape = jnp.shape(values)
-        if judged is not None and jnp.shape(judged) == steps:  # of all parts
+        if judged is not None and jnp.shape(judged) == shape[:-1]:  # of all parts
             judged = jnp.broadcast_to(judged[..., None], shape)
         is_known = judged is None or are_alike(judged, jax.ShapeDtypeStruct(shape, bool))
         if is_known and shape[:-1] in ((num_envs,), steps):
