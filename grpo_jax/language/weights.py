@@ -91,20 +91,20 @@ def _load(folder: str | Path, architecture: Transformer) -> PyTree:
         for parent in parents:
             node = node.setdefault(parent, {})
         node[leaf] = jnp.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]
-    _check_shapes(folder, architecture, params)
+    _check_shapes(f"the checkpoint {str(folder)!r} has", architecture, params)
     return params
 
 
-def _check_shapes(folder: str | Path, architecture: Transformer, params: PyTree) -> None:
-    """Checks the weights against config.json."""
-    model = categorical(read_config(folder)["vocab_size"])
-    policy = make_token_policy(architecture, model, max_steps=1)
-    expected = by_path(jax.eval_shape(policy.init, jax.random.key(0))["actor"])
-    for path, array in by_path(params).items():
-        if array.shape != expected[path].shape:
+def _check_shapes(having: str, architecture: Transformer, params: PyTree) -> None:
+    """Raises ConfigError for weights of other sizes than the architecture's."""
+    tokens = categorical(architecture.vocab_size or len(params["embedding"]))
+    policy = make_token_policy(dataclasses.replace(architecture, shared_critic=False), tokens, max_steps=1)
+    expected, arrays = by_path(jax.eval_shape(policy.init, jax.random.key(0))["actor"]), by_path(params)
+    for path, names in published_names(architecture).items():
+        if (shape := jnp.shape(arrays[path])) != expected[path].shape:
             raise ConfigError(
-                f"the checkpoint {str(folder)!r} has {' and '.join(published_names(architecture)[path])} "
-                f"of another size than its config.json implies: {array.shape} instead of {expected[path].shape}"
+                f"{having} {' and '.join(names)} of another size than its config.json implies: {shape} instead of "
+                f"{expected[path].shape}"
             )
 
 
@@ -119,7 +119,7 @@ def published_weights(architecture: Transformer, params: PyTree, dtype: str = "f
     Raises:
       ConfigError: the params do not fit the architecture, or have an axis of rows.
     """
-    _, merged = merge_lora(architecture, {"actor": actor_params(params)})
+    plain, merged = merge_lora(architecture, {"actor": actor_params(params)})
     arrays, tensors, published = by_path(merged["actor"]), {}, published_names(architecture)
     known = {path for path in arrays if not path.startswith("value/")}
     if different := sorted(known ^ published.keys()):
@@ -129,6 +129,7 @@ def published_weights(architecture: Transformer, params: PyTree, dtype: str = "f
         )
     if arrays["norm/scale"].ndim > 1:
         raise ConfigError("the params have an axis of rows; choose one: jax.tree.map(lambda leaf: leaf[0], params)")
+    _check_shapes("the params have", plain, merged["actor"])
     for path, names in published.items():
         parts = split_outputs(architecture, path, jnp.asarray(arrays[path], dtype))
         for name, part in zip(names, parts, strict=True):

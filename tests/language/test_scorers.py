@@ -7,7 +7,6 @@ import shutil
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from language_models import CHAT, make_model, make_params, make_tokenizer, numpy_forward
 from safetensors.numpy import load_file, save_file
@@ -18,17 +17,13 @@ from grpo_jax.language import (
     LanguageTask,
     Reward,
     as_prompts,
-    encode_prompts,
     language_environment,
     load_model,
     load_scorer,
     save_model,
-    save_trained,
 )
 from grpo_jax.language.scorer import load_reward_model
-from grpo_jax.language.weights import load_scorer_params
 from grpo_jax.policies import Transformer
-from grpo_jax.policies.token_policy import text_features
 from grpo_jax.recording.identity import identity
 
 PROMPTS = ["12", "", "a+b", "x"]
@@ -98,6 +93,12 @@ def test_a_chat_is_read_by_the_scorers_own_template(folder):
     assert text.endswith("<|im_start|>assistant\n8<|im_end|>\n")
     tokens = scorer.model.tokenizer.encode_part(text)
     np.testing.assert_allclose(scorer([CHAT[1:2]], [answer]), [numpy_scores(folder, tokens)[-1, 0]], atol=1e-5)
+    begun = scorer([[*CHAT[1:2], *answer]], [[{"role": "assistant", "content": "0"}]])
+    assert begun == scorer([CHAT[1:2]], [[{"role": "assistant", "content": "80"}]]), "the answer goes on"
+    assert scorer(as_prompts([{"prompt": "a"}]), ["b"]) == scorer(["a"], ["b"])
+    for wrong in ("ab", {"a": 1}, [3]):
+        with pytest.raises(ConfigError):
+            scorer(wrong, ["c", "d"])
 
 
 def test_padding_at_the_end_of_a_text_is_not_scored(folder):
@@ -115,39 +116,7 @@ def test_a_text_without_a_token_and_an_empty_batch_are_refused(folder):
         load_scorer(folder, label="0", batch_size=0)
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A scorer that counts how often "a" is in a text, and has learnt it from random texts."""
-    folder = make_scorer(tmp_path_factory.mktemp("scorers") / "counter", model_type="qwen3")
-    model, draw = load_model(folder, tie_embeddings=True), np.random.default_rng(0)
-    texts = ["".join(draw.choice(list("abcd"), draw.integers(1, 7))) for _ in range(256)]
-    tokens, counts = encode_prompts(model.tokenizer, texts), jnp.array([float(text.count("a")) for text in texts])
-    optimizer = optax.adam(1e-2)
-
-    def loss(weights):
-        params, head = weights
-        return jnp.mean((text_features(model.architecture, params, tokens)[:, -1] @ head[0] - counts) ** 2)
-
-    def update(carry, _):
-        weights, moments = carry
-        value, gradient = jax.value_and_grad(loss)(weights)
-        changes, moments = optimizer.update(gradient, moments)
-        return (optax.apply_updates(weights, changes), moments), value
-
-    weights = load_scorer_params(folder)
-    run = jax.jit(lambda carry: jax.lax.scan(update, carry, length=300))
-    ((params, head), _), losses = run((weights, optimizer.init(weights)))
-    assert losses[-1] < 0.1 < losses[0]
-    about = json.loads((folder / "config.json").read_text())
-    save_trained(folder, model, {"actor": params})
-    save_file(
-        load_file(folder / "model.safetensors") | {"score.weight": np.asarray(head)}, folder / "model.safetensors"
-    )
-    (folder / "config.json").write_text(json.dumps(about))
-    return folder
-
-
-def test_a_trained_scorer_rewards_another_models_completions(trained, tmp_path):
+def test_a_scorer_rewards_another_models_completions(tmp_path):
     """Their tokenizers differ: that of the policy numbers its tokens in another order."""
     tokenizer = make_tokenizer()
     vocabulary = {token: 257 - number for token, number in tokenizer.get_vocab().items()}
@@ -156,25 +125,28 @@ def test_a_trained_scorer_rewards_another_models_completions(trained, tmp_path):
     other.pre_tokenizer, other.decoder = tokenizer.pre_tokenizer, tokenizer.decoder
     architecture = Transformer(num_layers=1, width=16, num_heads=2, qk_norm=True)
     params = make_params(architecture, 258)
-    save_model(tmp_path, architecture, params, other, end_token="<|im_end|>", context=64)
-    model = load_model(tmp_path)
-    reward = load_reward_model(f"{trained}=0.5")
-    assert (reward.name, reward.weight) == ("counter", 0.5)
+    save_model(tmp_path / "policy", architecture, params, other, end_token="<|im_end|>", context=64)
+    model, folder = load_model(tmp_path / "policy"), make_scorer(tmp_path / "judge", model_type="qwen3")
+    reward = load_reward_model(f"{folder}=0.5")
+    assert (reward.name, reward.weight) == ("judge", 0.5)
     prompts = as_prompts([{"prompt": "b"}, {"prompt": "a"}])
     task = LanguageTask(model=model, prompts=prompts, rewards=(reward,), max_completion=5)
     rows = [model.tokenizer.encode(text) for text in ("bbcd", "abca", "aacb")]
-    assert rows[1] != load_model(trained).tokenizer.encode("abca")
+    own = reward.function.model.tokenizer
+    assert rows[1] != own.encode("abca")
     tokens = np.array([[*row, -1] for row in rows])
     env = language_environment(task)
     states = Completion(jnp.array([0, 0, 1]), jnp.array(tokens), jnp.array([4, 4, 4]))
     params = {name: jnp.broadcast_to(value, 3) for name, value in env.params.items()}
     paid = jax.jit(env.outcome)(states, params)
-    np.testing.assert_allclose(np.asarray(paid.values)[:, 0], [0, 2, 3], atol=0.5)
+    oracle = [numpy_scores(folder, own.encode(text))[-1, 0] for text in ("bbbcd", "babca", "aaacb")]
+    np.testing.assert_allclose(np.asarray(paid.values)[:, 0], oracle, atol=1e-5)
     np.testing.assert_allclose(paid.values, task.score(np.array([0, 0, 1]), tokens), atol=1e-5)
 
 
-def test_another_scorer_is_another_run(trained, folder):
-    described = [identity(load_scorer(each, label="0")) for each in (trained, folder, folder)]
+def test_another_scorer_is_another_run(folder, tmp_path):
+    other = make_scorer(tmp_path, model_type="qwen3")
+    described = [identity(load_scorer(each, label="0")) for each in (other, folder, folder)]
     assert described[0] != described[1] == described[2]
     assert identity(load_scorer(folder, label="1")) != described[1]
 
