@@ -38,13 +38,13 @@ def write_gguf(path, folder, model_type="llama", **changes):
     tokens = sorted(tokenizer["model"]["vocab"], key=tokenizer["model"]["vocab"].get)
     writer = gguf.GGUFWriter(path, changes.get("architecture", model_type))
     writer.add_block_count(1)
-    writer.add_context_length(64)
+    writer.add_context_length(changes.get("context", 64))
     writer.add_embedding_length(32)
     writer.add_feed_forward_length(published["intermediate_size"])
-    writer.add_head_count(4)
+    writer.add_head_count(changes.get("heads", 4))
     writer.add_head_count_kv(2)
     writer.add_rope_freq_base(5000.0)
-    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_layer_norm_rms_eps(changes.get("eps", 1e-5))
     writer.add_rope_scaling_type(gguf.RopeScalingType(changes.get("scaling", "none")))
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(changes.get("pre", "smollm"))
@@ -58,6 +58,7 @@ def write_gguf(path, folder, model_type="llama", **changes):
         array, heads = np.array(array), {"q_proj": 4, "k_proj": 2}.get(name.split(".")[-2])
         if model_type == "llama" and heads:  # LlamaModel.permute of llama.cpp
             array = array.reshape(heads, 2, -1, 32).swapaxes(1, 2).reshape(array.shape)
+        array = array + np.float32(changes.get("added", 0.0))
         writer.add_tensor(names.get_name(name, try_suffixes=(".weight", ".bias")), array)
     for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
         write()
@@ -86,9 +87,15 @@ def test_a_file_becomes_the_folder_it_was_made_of(model_type, tmp_path):
         ({"pre": "tekken"}, "with the pre-tokenizer 'tekken' is not supported, only 'gpt2' with one of gpt-2, smollm"),
         ({"tokens": ["a", "b"], "merges": ["a b"]}, "merges do not fit its vocabulary .* they belong to another model"),
         ({"tokens": ["a", "b", "ab"], "merges": ["a b"]}, "the tokenizer has 3 tokens, but the model 300; it belongs"),
+        ({"heads": 0}, "num_heads=0 is not a positive integer"),
+        ({"context": 0}, "llama.context_length=0 is not a positive integer"),
+        ({"eps": np.nan}, "norm_eps=nan must be a positive number"),
+        ({"eps": -1e-5}, "norm_eps=-1e-05 must be a positive number"),
+        ({"added": np.nan}, "weight has weights that are not finite"),
+        ({"added": -np.inf}, "weight has weights that are not finite"),
         ({"eos": 300}, "of 300 tokens, .* are none; its tokenizer belongs to another model"),
     ],
-    ids=["architecture", "positions", "pre-tokenizer", "merges", "vocabulary", "end token"],
+    ids=repr,
 )
 def test_what_is_not_supported_is_an_error(changes, said, tmp_path):
     path = write_gguf(tmp_path / "model.gguf", make_folder(tmp_path / "first"), **changes)
