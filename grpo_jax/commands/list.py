@@ -12,7 +12,7 @@ from docstring_parser import parse_from_object
 from rich.console import Console
 from rich.table import Table
 
-from grpo_jax.algorithms import ALGORITHMS, PAPERS
+from grpo_jax.algorithms import ALGORITHMS, PAPERS, SENTENCES
 from grpo_jax.commands.harness.command import command
 from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.environments.gymnax_names import names
@@ -21,54 +21,10 @@ from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.policies.networks import NETWORKS
 
-WORDS = {
-    "grpo": "One-episode groups: the return relative to its group's, in standard deviations",
-    "grpo_return_to_go": "Each step by its return-to-go relative to the group's at that step",
-    "grpo_process": "Rewards within an episode, normalised in the group (process supervision)",
-    "dr_grpo": "No division by the group's deviation or by the episode's length",
-    "rloo": "The return minus the mean of the others in the group (leave-one-out)",
-    "reinforce_plus_plus": "Returns-to-go, whitened over the batch; no groups",
-    "reinforce_plus_plus_baseline": "Minus the group's mean, then whitened over the batch",
-    "remax": "The return minus that of a greedy episode",
-    "opo": "Minus the group's mean weighted by episode length",
-    "pass_at_k": "The probability that one of k samples succeeds",
-    "gpg": "The plain policy gradient, without a ratio or a clip",
-    "dapo": "A higher upper clip, no KL, groups without signal left out",
-    "gspo": "The ratio of the whole sequence",
-    "gmpo": "The geometric mean of the steps' ratios",
-    "cispo": "The clipped ratio as a weight, so that every step has a gradient",
-    "sapo": "A smooth gate in place of the clip",
-    "clip_cov": "No gradient at steps of high covariance, so that entropy stays",
-    "kl_cov": "A KL penalty at steps of high covariance, so that entropy stays",
-    "grpo_per_sequence": "As first published: each sequence counts the same, however long",
-    "gdpo": "Each part of the reward normalised by itself, for token tasks",
-    "gspo_token": "The sequence's ratio with the gradient of each step's",
-    "luspo": "The sequence's ratio, and a sum over its steps",
-    "lite_ppo": "Minus the group's mean, divided by the batch's deviation",
-    "two_sided_clip": "A limit also for bad steps that have become likelier",
-    "gigpo": "Compares episodes, and also members that stand in the same state",
-    "max_rl": "The return relative to the group's, divided by the group's mean",
-    "optimal_token_baseline": "A baseline of least variance at each step",
-    "ipo": "Steps whose probability changed too much are left out; no clip",
-    "dppo_tv": "A trust region by total variation in place of the clip",
-    "dppo_kl": "A trust region by KL in place of the clip",
-    "vespo": "A smooth weight of the sequence's ratio in place of the clip",
-    "dro": "The policy gradient with a squared penalty on the log-ratio",
-    "high_entropy": "Only the fifth of the steps with the highest entropy learns",
-    "off_policy_mask": "Bad sequences that have moved far from the behaviour are left out",
-    "ppo": "GAE and a critic; environments continue across rollouts",
-    "kernel_gae": "GAE without a critic: values from similar states of other environments",
-    "same_step_gae": "GAE on the group's mean return at the same step",
-    "same_step_critic": "The same, with a critic where the window ends",
-    "vine_ppo": "Values from rollouts that branch off every state",
-    "state_hash": "The return minus the mean over visits of the same state",
-}
-"""What sets each algorithm apart."""
-
 
 def algorithms() -> Iterator[tuple[str, ...]]:
     for name in ALGORITHMS:
-        yield name, f"{WORDS.get(name, '')} ({PAPERS[name]})".strip()
+        yield name, f"{SENTENCES[name]} ({PAPERS[name]})"
 
 
 def environments() -> Iterator[tuple[str, ...]]:

@@ -8,10 +8,8 @@ from collections.abc import Callable
 import jax
 
 from grpo_jax.errors import ConfigError
-from grpo_jax.policies.policy import Policy
+from grpo_jax.policies.policy import OF_PARAMS, Policy
 from grpo_jax.types import PyTree, by_path
-
-_FUNCTIONS = ("initial_carry", "step", "sequence", "features", "head", "value_head")  # of the policy's parameters
 
 
 def partition(policy: Policy, params: PyTree) -> tuple[PyTree, PyTree]:
@@ -47,16 +45,13 @@ def bind_frozen(policy: Policy, frozen: PyTree) -> Policy:
     if frozen is None:
         return policy
 
-    def bound(function: Callable | None) -> Callable | None:
-        if function is None:
-            return None
+    def bound(function: Callable) -> Callable:
         return lambda trained, *arguments: function(combine(trained, frozen), *arguments)
 
-    return policy._replace(
-        init=lambda key: partition(policy, policy.init(key))[0],
-        **{name: bound(getattr(policy, name)) for name in _FUNCTIONS},
-        trainable=None,
-    )
+    def init(key: jax.Array) -> PyTree:
+        return partition(policy, policy.init(key))[0]
+
+    return policy.map(bound, OF_PARAMS)._replace(init=init, trainable=None)
 
 
 def _select(trained: PyTree, params: PyTree, part: bool) -> PyTree:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.lax import broadcast_to_rank
 
-from grpo_jax.policies.policy import Policy
+from grpo_jax.policies.policy import OF_OBSERVATION, Policy
 from grpo_jax.types import PyTree, Trajectory
 
 EPS = 1e-8  # added to variances
@@ -103,10 +103,9 @@ def normalized(policy: Policy, statistics: PyTree, clip: jax.Array) -> Policy:
         return jax.tree.map(normalized_leaf, statistics, observation, is_leaf=_is_statistics)
 
     def on_normalized(function):
-        return function and (lambda params, observation, *rest: function(params, normalize(observation), *rest))
+        return lambda params, observation, *rest: function(params, normalize(observation), *rest)
 
-    names = ("step", "sequence", "features", "extras")
-    return policy._replace(**{name: on_normalized(getattr(policy, name)) for name in names})
+    return policy.map(on_normalized, OF_OBSERVATION)
 
 
 def initial_normalizer(observation: PyTree, *, observations: bool, rewards: bool) -> Normalizer:

@@ -42,3 +42,15 @@ class Policy(NamedTuple):
     # trajectory and batch; optional
     extras: Callable | None = None
     sampling_mask: Callable | None = None  # (parameters [N, P]) -> bool [N, num_actions]: may be sampled; None: all may
+
+    def map(self, change: Callable[[Callable], Callable], names: tuple[str, ...]) -> "Policy":
+        """The policy with changed functions of these names, of those that it has.
+
+        `OF_PARAMS` are the functions whose first argument is the parameters, and `OF_OBSERVATION` those whose second
+        one is the observation.
+        """
+        return self._replace(**{name: change(getattr(self, name)) for name in names if getattr(self, name) is not None})
+
+
+OF_OBSERVATION = ("step", "sequence", "features", "extras")
+OF_PARAMS = ("initial_carry", "head", "value_head", *OF_OBSERVATION)
