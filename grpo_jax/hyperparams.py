@@ -1,7 +1,8 @@
 """The hyperparameters: every number that training depends on, as one pytree of traced floats."""
 
 import math
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -10,29 +11,38 @@ from flax import struct
 
 from grpo_jax.errors import ConfigError, KnownFields
 
-_BETWEEN_0_AND_1 = ("discount", "gae_lambda", "reference_decay", "covariance_fraction", "top_p", "min_p")
-_NOT_NEGATIVE = (
-    *("learning_rate", "final_learning_rate", "clip_low", "clip_high", "value_clip", "kl_limit"),
-    *("observation_clip", "reward_clip", "temperature", "kernel_bandwidth"),
-    *("critic_learning_rate", "weight_decay", "total_steps"),
-)
-_BELOW_1 = ("beta1", "beta2", "warmup")
-# Divisors, and the limit of the gradient's norm: if it were 0, a gradient of 0 would be scaled by 0 / 0.
-_POSITIVE = (
-    *("kl_target", "reference_interval", "sapo_tau_positive", "sapo_tau_negative", "adam_eps", "max_grad_norm"),
-    "desired_kl",
-)
-_AT_LEAST_1 = {
-    "max_episodes": "does not allow one iteration; leave it out for no limit",
-    "top_k": "leaves no token to sample; use 1 or more, or inf for all",
-    "dual_clip": "would bound the surrogate where the policy has not changed; use more than 1 + clip_high, such as 3",
-}
-# Limits, of which inf is none. Any other number must be finite, except in fields of a subclass.
-_MAY_BE_INFINITE = (
-    *("total_steps", "max_episodes", "clip_low", "clip_high", "value_clip", "kl_limit", "top_k"),
-    *("observation_clip", "reward_clip", "max_grad_norm"),
-)
 _FLOAT32 = np.finfo(np.float32)
+
+
+class _Range(NamedTuple):
+    """The numbers that a hyperparameter may be."""
+
+    holds: Callable[[float, float], bool]  # (the least of all rows, the largest)
+    otherwise: str  # what is wrong with another number
+
+
+_ANY = _Range(lambda low, high: True, "")
+_SHARE = _Range(lambda low, high: low >= 0 and high <= 1, "must be between 0 and 1")
+_BELOW_1 = _Range(lambda low, high: low >= 0 and high < 1, "must be at least 0 and less than 1")
+_NOT_NEGATIVE = _Range(lambda low, high: low >= 0, "is negative; use 0 or more")
+# Divisors, and the limit of the gradient's norm: if it were 0, a gradient of 0 would be scaled by 0 / 0.
+_POSITIVE = _Range(lambda low, high: low > 0, "must be more than 0; the default is {default}")
+
+
+def _at_least_1(otherwise: str) -> _Range:
+    return _Range(lambda low, high: low >= 1, otherwise)
+
+
+_EPISODES = _at_least_1("does not allow one iteration; leave it out for no limit")
+_TOKENS = _at_least_1("leaves no token to sample; use 1 or more, or inf for all")
+_DUAL_CLIP = _at_least_1(
+    "would bound the surrogate where the policy has not changed; use more than 1 + clip_high, such as 3"
+)
+
+
+def _number(default: float | None, allowed: _Range = _ANY, *, limit: bool = False) -> Any:
+    """A hyperparameter. Only a `limit` may be inf, which is none; fields of a subclass without a range may be too."""
+    return struct.field(default=default, metadata={"range": allowed, "limit": limit})
 
 
 @struct.dataclass
@@ -45,87 +55,87 @@ class Hyperparams(KnownFields):
     default.
     """
 
-    learning_rate: float = 2.5e-3
+    learning_rate: float = _number(2.5e-3, _NOT_NEGATIVE)
     """The optimiser's step size at the start of training, or after `warmup`."""
-    final_learning_rate: float = 0.0
+    final_learning_rate: float = _number(0.0, _NOT_NEGATIVE)
     """The optimiser's step size at the end of training; the schedule is in between."""
-    critic_learning_rate: float | None = None
+    critic_learning_rate: float | None = _number(None, _NOT_NEGATIVE)
     """Step size of the critic's parameters, on the same schedule; None: learning_rate."""
-    desired_kl: float = 0.01
+    desired_kl: float = _number(0.01, _POSITIVE)
     """KL in nats to the behaviour policy that the learning rate follows with schedule="adaptive_kl"."""
-    warmup: float | None = None
+    warmup: float | None = _number(None, _BELOW_1)
     """Share of training over which the step sizes first rise from 0; None: no warm-up."""
-    total_steps: float = 500_000.0
+    total_steps: float = _number(500_000.0, _NOT_NEGATIVE, limit=True)
     """The budget of environment steps: the learning rate decays over them, and `run` ends before the iteration that
     would exceed them, if it took as many as the last one; inf beside max_episodes: no limit."""
-    num_iterations: float | None = None
+    num_iterations: float | None = _number(None)
     """The budget in iterations, in place of total_steps, whatever their lengths; None: it is total_steps."""
-    max_episodes: float | None = None
+    max_episodes: float | None = _number(None, _EPISODES, limit=True)
     """A run also ends once this many episodes are complete, and the learning rate has decayed by then; None: no limit.
     """
-    discount: float = 0.99
+    discount: float = _number(0.99, _SHARE)
     """Discount per step in GAE and returns-to-go. Outcome scores are not discounted."""
-    gae_lambda: float = 0.95
+    gae_lambda: float = _number(0.95, _SHARE)
     """Trace of generalised advantage estimation: 0 is the one-step error, 1 is return minus value."""
-    kernel_bandwidth: float = 0.2
+    kernel_bandwidth: float = _number(0.2, _NOT_NEGATIVE)
     """Squared distance of two states, relative to the mean one, at which a kernel baseline's weight falls to 1/e."""
-    clip_low: float = 0.2
+    clip_low: float = _number(0.2, _NOT_NEGATIVE, limit=True)
     """The probability ratio is clipped from below at 1 - clip_low, so not at all with 1 or more; by gmpo at
     exp(-clip_low)."""
-    clip_high: float = 0.2
+    clip_high: float = _number(0.2, _NOT_NEGATIVE, limit=True)
     """The probability ratio is clipped from above at 1 + clip_high."""
-    value_clip: float = 10.0
+    value_clip: float = _number(10.0, _NOT_NEGATIVE, limit=True)
     """Largest change of a value prediction from the behaviour critic's, in units of return. Values below the scale of
     the returns slow the critic down."""
-    value_coef: float = 0.5
+    value_coef: float = _number(0.5)
     """Weight of the value loss."""
-    entropy_coef: float = 0.0
+    entropy_coef: float = _number(0.0)
     """Weight of the entropy bonus."""
-    entropy_target: float = 0.2
+    entropy_target: float = _number(0.2)
     """Entropy in nats that an adaptive entropy bonus holds; above it there is no bonus."""
-    kl_coef: float = 0.01
+    kl_coef: float = _number(0.01)
     """Weight of the KL penalty, to the behaviour or the reference policy depending on the algorithm."""
-    kl_target: float = 0.01
+    kl_target: float = _number(0.01, _POSITIVE)
     """KL in nats that an adaptive KL coefficient aims at; with off_policy_mask the limit of a sequence's mean."""
-    kl_limit: float = math.inf
+    kl_limit: float = _number(math.inf, _NOT_NEGATIVE, limit=True)
     """Once the mean KL to the behaviour policy exceeds this, the remaining updates of the iteration are skipped."""
-    reference_interval: float = 10.0
+    reference_interval: float = _number(10.0, _POSITIVE)
     """Iterations between two refreshes of a refreshed reference policy."""
-    reference_decay: float = 0.99
+    reference_decay: float = _number(0.99, _SHARE)
     """Decay per iteration of an averaged reference policy."""
-    dual_clip: float = 3.0
+    dual_clip: float = _number(3.0, _DUAL_CLIP)
     """Bound of a dual-clipped surrogate, in units of a negative advantage."""
-    sapo_tau_positive: float = 1.0
+    sapo_tau_positive: float = _number(1.0, _POSITIVE)
     """Temperature of SAPO's sigmoid where the advantage is positive."""
-    sapo_tau_negative: float = 1.05
+    sapo_tau_negative: float = _number(1.05, _POSITIVE)
     """Temperature of SAPO's sigmoid where the advantage is negative."""
-    covariance_fraction: float = 0.002
+    covariance_fraction: float = _number(0.002, _SHARE)
     """Share of the steps that Clip-Cov and KL-Cov select."""
-    covariance_kl_coef: float = 1.0
+    covariance_kl_coef: float = _number(1.0)
     """Weight of KL-Cov's penalty on the steps it selects."""
-    step_advantage_coef: float = 1.0
+    step_advantage_coef: float = _number(1.0)
     """Weight of GiGPO's comparison of steps in the same state, beside that of whole rollouts."""
-    temperature: float = 1.0
+    temperature: float = _number(1.0, _NOT_NEGATIVE)
     """Divides a transformer's logits, in rollouts and in updates; 0 takes the most probable token."""
-    top_k: float = math.inf
+    top_k: float = _number(math.inf, _TOKENS, limit=True)
     """Number of most probable tokens that may be sampled (with `truncate_sampling`)."""
-    top_p: float = 1.0
+    top_p: float = _number(1.0, _SHARE)
     """Least total probability of the most probable tokens that may be sampled (with `truncate_sampling`)."""
-    min_p: float = 0.0
+    min_p: float = _number(0.0, _SHARE)
     """Least probability of a sampled token, relative to the most probable one (with `truncate_sampling`)."""
-    observation_clip: float = 10.0
+    observation_clip: float = _number(10.0, _NOT_NEGATIVE, limit=True)
     """Largest magnitude of a normalised observation."""
-    reward_clip: float = math.inf
+    reward_clip: float = _number(math.inf, _NOT_NEGATIVE, limit=True)
     """Largest magnitude of a reward in training, after any normalisation; reported returns are never clipped."""
-    max_grad_norm: float = 0.5
+    max_grad_norm: float = _number(0.5, _POSITIVE, limit=True)
     """Gradients with a larger global norm are scaled down to it before any optimiser; inf: no limit."""
-    adam_eps: float = 1e-5
+    adam_eps: float = _number(1e-5, _POSITIVE)
     """Floor added to the denominator of Adam, AdamW and RMSprop, and to Muon's."""
-    beta1: float | None = None
+    beta1: float | None = _number(None, _BELOW_1)
     """Decay of the average of gradients, sgd's momentum; None: 0.9, with muon 0.95 for matrices, with sgd none."""
-    beta2: float | None = None
+    beta2: float | None = _number(None, _BELOW_1)
     """Decay of the average of squared gradients; None: 0.999, with rmsprop 0.9."""
-    weight_decay: float | None = None
+    weight_decay: float | None = _number(None, _NOT_NEGATIVE)
     """A step subtracts this times the learning rate from each weight (adamw, muon; no biases); None: 1e-4, muon 0."""
 
     def __post_init__(self):
@@ -163,18 +173,13 @@ class Hyperparams(KnownFields):
             raise ConfigError("warmup is a fraction of training, but total_steps=inf: it would not end; leave it out")
 
     def _check_range(self, name: str, low: float, high: float) -> None:
-        if name in Hyperparams.__dataclass_fields__ and name not in _MAY_BE_INFINITE and np.isinf([low, high]).any():
+        field = self.__dataclass_fields__[name]
+        if not field.metadata.get("limit", True) and np.isinf([low, high]).any():
             raise ConfigError(f"{name}={low if np.isinf(low) else high} must be finite")
-        if name in _BETWEEN_0_AND_1 and not 0 <= low <= high <= 1:
-            raise ConfigError(f"{name}={low if low < 0 else high} must be between 0 and 1")
-        if name in _BELOW_1 and not 0 <= low <= high < 1:
-            raise ConfigError(f"{name}={low if low < 0 else high} must be at least 0 and less than 1")
-        if name in _NOT_NEGATIVE and low < 0:
-            raise ConfigError(f"{name}={low} is negative; use 0 or more")
-        if name in _POSITIVE and low <= 0:
-            raise ConfigError(f"{name}={low} must be more than 0; the default is {getattr(type(self), name)}")
-        if name in _AT_LEAST_1 and low < 1:
-            raise ConfigError(f"{name}={low} {_AT_LEAST_1[name]}")
+        allowed = field.metadata.get("range", _ANY)
+        if not allowed.holds(low, high):
+            wrong = high if allowed.holds(low, low) else low
+            raise ConfigError(f"{name}={wrong} {allowed.otherwise.format(default=field.default)}")
 
 
 def _numbers(name: str, value: Any) -> np.ndarray:
