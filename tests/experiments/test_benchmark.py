@@ -21,16 +21,6 @@ def test_flops_of_the_matrix_products():
         assert workloads.forward_flops(config) + 4 * workloads.gradient_flops(config) == whole
 
 
-def test_a_mistake_costs_nothing(tmp_path):
-    out = tmp_path / "speed.json"
-    with pytest.raises(ValueError, match="positive"):
-        benchmark.main(benchmark.Arguments(num_envs=(0,), out=out))
-    out.write_text("kept")
-    with pytest.raises(FileExistsError, match="--out"):
-        benchmark.main(benchmark.Arguments(out=out))
-    assert out.read_text() == "kept"
-
-
 def test_the_products_of_an_update_are_those_that_its_flops_count():
     """XLA counts the bodies of the loops once: the gradients of one part."""
     config = workloads.make_config("CartPole-v1", Size(64), critic=True)

@@ -36,7 +36,6 @@ SMALLEST = {
     "brax_speed": BRAX,
     "device_agreement": {},
     "entropy": {"total_steps": 20_000, **FEW},
-    "environments": {"environments": ("probes:Probe",), "num_envs": 2, "num_steps": 7},
     "estimators": {"num_groups": 40, "estimators": ("RLOO, fresh", "GAE, exact critic")},
     "family": {"algorithms": ("pass_at_k", "gdpo"), "total_steps": 70_000, **FEW},
     "gigpo": {"tasks": ("CartPole-v1",), "budget": 0.4, **FEW},
