@@ -30,7 +30,8 @@ from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.recording.figures import panels
 from grpo_jax.recording.files import write_json
 from grpo_jax.recording.recorder import record
-from grpo_jax.recording.run_spec import Recording, RunSpec
+from grpo_jax.recording.run_folder import Recording
+from grpo_jax.runs.run_spec import RunSpec
 from grpo_jax.sweeps.runs import score_summary
 
 from .harness import cold_start

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from grpo_jax.commands.harness.command import command
 from grpo_jax.commands.harness.parsing import parse_flags
-from grpo_jax.recording.run_spec import RunSpec
+from grpo_jax.runs.run_spec import RunSpec
 
 from .harness.suite_study import SuiteArguments, make_plans, run_suite, score_cell
 

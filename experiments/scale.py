@@ -10,7 +10,7 @@ from grpo_jax.commands.harness.command import command
 from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.commands.harness.scale import for_gpu
 from grpo_jax.commands.harness.settings import make_plan, tuned_settings
-from grpo_jax.recording.run_spec import RunSpec
+from grpo_jax.runs.run_spec import RunSpec
 
 from .harness.suite_study import SuiteArguments, run_suite, score_cell
 

@@ -10,7 +10,7 @@ from grpo_jax.commands.harness.command import command
 from grpo_jax.commands.harness.limits import Seeds
 from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.commands.harness.settings import tuned_settings
-from grpo_jax.recording.run_spec import RunSpec
+from grpo_jax.runs.run_spec import RunSpec
 
 from .harness.suite_study import SuiteArguments, make_plans, run_suite, score_cell
 

@@ -19,7 +19,7 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.evaluation.actions import choose_actions
 from grpo_jax.recording.files import check_place, new_files, write_arrays, write_json
 from grpo_jax.recording.policy_saver import policy_arrays
-from grpo_jax.recording.run_spec import versions
+from grpo_jax.runs.run_spec import versions
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 CARRY = "initial_carry"

@@ -47,7 +47,7 @@ class Checkpoints:
     """The checkpoints of one run in a folder, written in the background; an incomplete one is never read.
 
     ```python
-    with Checkpoints(folder, spec.describe(), every=100) as checkpoints:
+    with Checkpoints(folder, describe_run(spec), every=100) as checkpoints:
         start = checkpoints.restore(jax.eval_shape(functools.partial(initial_states, config), hyperparams, keys))
         run(config, hyperparams, keys, resume_from=start, callback=lambda progress, chunk: checkpoints.update(progress))
     ```

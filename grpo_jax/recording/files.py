@@ -6,7 +6,6 @@ import io
 import json
 import math
 import os
-import re
 import shutil
 import types
 import zipfile
@@ -155,11 +154,6 @@ def new_files(folder: Path) -> Iterator[Path]:
 def _flush(path: Path) -> None:
     with path.open("rb") as file:
         os.fsync(file.fileno())
-
-
-def folder_name(name: str) -> str:
-    """The name with `_` for characters that a folder's name may not have."""
-    return re.sub(r"[^\w.()-]+", "_", name)
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:

@@ -13,11 +13,11 @@ from rich.table import Column
 
 from grpo_jax.recording.folder_lock import StopSignal
 from grpo_jax.recording.metrics_file import METRICS_FILE, as_lines, truncate_metrics
-from grpo_jax.recording.run_spec import RunSpec
 from grpo_jax.recording.trackers import Guarded, Tracker
 from grpo_jax.recording.training_warnings import TrainingWarnings, list_rows
 from grpo_jax.runs.evaluations import GREEDY, SAMPLED
 from grpo_jax.runs.progress import Chunk
+from grpo_jax.runs.run_spec import RunSpec
 from grpo_jax.training.budget import most_steps
 
 LONGEST_SILENCE = 10.0

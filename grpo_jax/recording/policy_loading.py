@@ -2,7 +2,7 @@
 
 import functools
 import keyword
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ from grpo_jax.config import Config
 from grpo_jax.environments import row_parameters
 from grpo_jax.errors import ConfigError
 from grpo_jax.hyperparams import Hyperparams
-from grpo_jax.importing import import_object, import_path
+from grpo_jax.importing import import_object
 from grpo_jax.recording.config_file import FIELDS, from_json
 from grpo_jax.recording.files import Arrays, as_numbers, as_path, read_archive
 from grpo_jax.recording.policy_saver import KINDS, find_run
@@ -103,25 +103,15 @@ def _read_env_params(path: Path, description: Mapping[str, Any], config: Config)
 
 
 def _hyperparams_class(description: Mapping[str, Any], arrays: Arrays, *, trust: bool) -> type[Hyperparams]:
-    """The run's class, if this process has it or `trust` allows its import; otherwise one with the same fields."""
+    """The run's class, if `trust` allows its import; otherwise one with the same fields."""
     path = description["hyperparams"]
     if trust and path is not None:
         found = import_object(path, "hyperparams")
         if not (isinstance(found, type) and issubclass(found, Hyperparams)):
             raise ConfigError(f"hyperparams is {path!r}, but must be a class derived from Hyperparams")
         return found
-    for known in _subclasses(Hyperparams):
-        if path is not None and import_path(known) == path:
-            return known
     names = [name.removeprefix("hyperparams/") for name in arrays if name.startswith("hyperparams/")]
     return _class_with(tuple(name for name in names if name not in Hyperparams.__dataclass_fields__))
-
-
-def _subclasses(kind: type) -> Iterator[type]:
-    for each in kind.__subclasses__():
-        if "__dataclass_fields__" in vars(each):
-            yield each
-        yield from _subclasses(each)
 
 
 @functools.cache

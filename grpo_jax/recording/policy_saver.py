@@ -18,9 +18,10 @@ from grpo_jax.importing import import_path
 from grpo_jax.recording.config_file import config_fields
 from grpo_jax.recording.files import OLD_FORMAT, Arrays, read_archive, read_as, write_archive
 from grpo_jax.recording.folder_lock import SUMMARY_FILE
-from grpo_jax.recording.run_spec import RunSpec, versions
+from grpo_jax.recording.run_folder import digest
 from grpo_jax.runs.processes import from_process_zero, is_process_zero, whole_array
 from grpo_jax.runs.progress import Chunk, Progress
+from grpo_jax.runs.run_spec import RunSpec, versions
 from grpo_jax.types import TrainState, by_path
 
 FOLDER = "policies"
@@ -50,7 +51,7 @@ def write_policies(directory: Path, spec: RunSpec, arrays: Mapping[str, Arrays])
         "not_in_config": missing,
         "hyperparams": import_path(type(spec.hyperparams)),
         "env_params": spec.env_params,
-        "run": spec.digest,
+        "run": digest(spec),
         "versions": versions(),
     }
     for which, leaves in arrays.items():
@@ -196,7 +197,7 @@ class PolicySaver:
         path = policy_file(self._directory, self._spec, "best")
         try:
             description, arrays = read_archive(path, KINDS)
-            if description["run"] != self._spec.digest:
+            if description["run"] != digest(self._spec):
                 raise ConfigError(f"{path} is of another run")
             return arrays
         except ConfigError as error:

@@ -25,13 +25,14 @@ from grpo_jax.recording.folder_lock import StopSignal, clean_up_on_error, deferr
 from grpo_jax.recording.metrics_file import read_metrics
 from grpo_jax.recording.metrics_logger import MetricsLogger
 from grpo_jax.recording.policy_saver import PolicySaver, RecentReturns
-from grpo_jax.recording.run_spec import Recording, RunSpec, prepare_folder, versions
+from grpo_jax.recording.run_folder import Recording, describe_run, prepare_folder
 from grpo_jax.recording.trackers import Guarded, TensorBoard, Tracker, WeightsAndBiases
 from grpo_jax.recording.training_warnings import NonFiniteFinder
 from grpo_jax.runs.evaluations import Evaluate, Evaluations
 from grpo_jax.runs.processes import from_every_process, from_process_zero, is_process_zero
 from grpo_jax.runs.progress import Callback, Chunk, Progress, RunResult, apply_callback, describe_ends, joined
 from grpo_jax.runs.run import NUM_CHUNKS, run
+from grpo_jax.runs.run_spec import RunSpec, versions
 from grpo_jax.training.budget import most_steps
 from grpo_jax.training.checks import check_options, check_rows, check_run, makes_params
 from grpo_jax.training.train import initial_states
@@ -219,7 +220,7 @@ class Recorder:
 
     def _open_checkpoints(self, stack: contextlib.ExitStack) -> None:
         folder = self._recording.out / "checkpoints" / self._spec.folder
-        every, description = self._recording.checkpoint_every, self._spec.describe()
+        every, description = self._recording.checkpoint_every, describe_run(self._spec)
         options = {"notes": versions(), "every": every, "given": self._checksums}
         self._checkpoints = stack.enter_context(Checkpoints(folder, description, **options))
 

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from grpo_jax.recording.files import folder_name
-from grpo_jax.recording.run_spec import RunSpec, check_installed
+from grpo_jax.recording.run_folder import check_installed, describe_run
+from grpo_jax.runs.run_spec import RunSpec, folder_name
 from grpo_jax.runs.settings import Settings
 
 QUARTILES = {"": 0.5, "_q25": 0.25, "_q75": 0.75}
@@ -113,7 +113,7 @@ class WeightsAndBiases:
         check_installed("wandb")
         import wandb
 
-        settings, described, directory = spec.settings, spec.describe(), directory.resolve()
+        settings, described, directory = spec.settings, describe_run(spec), directory.resolve()
         self._runs = []
         for label, rows in settings.rows.items():
             name = label if spec.labels else " ".join(filter(None, (spec.name, label)))

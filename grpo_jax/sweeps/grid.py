@@ -12,7 +12,7 @@ import numpy as np
 from grpo_jax.config import Config
 from grpo_jax.errors import OTHER_WORDS, ConfigError, nearest
 from grpo_jax.hyperparams import Hyperparams
-from grpo_jax.recording.run_spec import RunSpec
+from grpo_jax.runs.run_spec import RunSpec
 from grpo_jax.runs.settings import format_value
 
 Value = int | float | str

@@ -15,9 +15,9 @@ from grpo_jax.devices.mesh import make_row_mesh, over_rows, replicated, state_sh
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.files import read_archive, read_as
 from grpo_jax.recording.policy_saver import KINDS, policy_file, write_policies
-from grpo_jax.recording.run_spec import RunSpec
 from grpo_jax.runs.memory import Memory, device_memory
 from grpo_jax.runs.processes import from_every_process, from_process_zero
+from grpo_jax.runs.run_spec import RunSpec
 from grpo_jax.sweeps.study import PROGRAMS
 from grpo_jax.training.train import initial_states
 from grpo_jax.training.train_step import make_train_step

@@ -19,10 +19,11 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.recording.files import write_json
 from grpo_jax.recording.folder_lock import SUMMARY_FILE, StopSignal, clean_up_on_error
 from grpo_jax.recording.recorder import record
-from grpo_jax.recording.run_spec import Recording, RunSpec, hardware, prepare_folder, versions
+from grpo_jax.recording.run_folder import Recording, prepare_folder
 from grpo_jax.runs.compilation_cache import kept_programs
 from grpo_jax.runs.evaluations import Evaluate
 from grpo_jax.runs.processes import from_process_zero, is_process_zero
+from grpo_jax.runs.run_spec import RunSpec, hardware, versions
 from grpo_jax.sweeps.runs import SAMPLED_RETURN, Run, Score, summarise
 
 PROGRAMS = "programs"

@@ -21,9 +21,10 @@ from grpo_jax.recording.folder_lock import clean_up_on_error, lock_run_folder
 from grpo_jax.recording.metrics_logger import MetricsLogger
 from grpo_jax.recording.policy_saver import FOLDER as POLICIES
 from grpo_jax.recording.recorder import NO_ITERATIONS, as_recording
-from grpo_jax.recording.run_spec import Recording, RunSpec
+from grpo_jax.recording.run_folder import Recording
 from grpo_jax.runs.processes import from_process_zero, is_process_zero
 from grpo_jax.runs.progress import Chunk
+from grpo_jax.runs.run_spec import RunSpec
 from grpo_jax.sweeps.grid import Grid, make_bases, make_grid
 from grpo_jax.sweeps.pictures import plot, plot_axes
 from grpo_jax.sweeps.programs import SPLIT_FILE, make_programs, split_policies

@@ -20,8 +20,9 @@ from grpo_jax.commands.harness.parsing import parse_flags, parse_known_flags
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.checkpoint import Checkpoints
 from grpo_jax.recording.metrics_logger import MetricsLogger
-from grpo_jax.recording.run_spec import RunSpec
+from grpo_jax.recording.run_folder import describe_run
 from grpo_jax.runs.progress import Chunk, initial_progress
+from grpo_jax.runs.run_spec import RunSpec
 
 shared = pytest.mark.usefixtures("shared_traces")
 TINY = (
@@ -38,7 +39,7 @@ def saved_run(tmp_path_factory):
     parsed = train.parse(train.Arguments, TINY)
     keys = jax.random.split(jax.random.split(jax.random.key(0))[0], 1)
     plan = RunSpec("ppo", parsed.config, parsed.hyperparams, keys)
-    with Checkpoints(out / "checkpoints" / plan.folder, plan.describe(), every=1) as checkpoints:
+    with Checkpoints(out / "checkpoints" / plan.folder, describe_run(plan), every=1) as checkpoints:
         checkpoints.save(initial_progress({"params": jnp.ones((1, 4))}, 1)._replace(steps=np.array([32]), iteration=1))
     (out / "metrics.jsonl").write_text('{"run": "ppo on Catch-bsuite", "iteration": 0, "environment_steps": [32]}\n')
     return out

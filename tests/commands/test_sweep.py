@@ -16,7 +16,8 @@ from grpo_jax.commands.harness.study import RecordingArguments
 from grpo_jax.policies import MLP
 from grpo_jax.recording.checkpoint import Checkpoints
 from grpo_jax.recording.config_file import as_fields
-from grpo_jax.recording.run_spec import RunSpec
+from grpo_jax.recording.run_folder import describe_run
+from grpo_jax.runs.run_spec import RunSpec
 from grpo_jax.sweeps import programs
 
 SMALL = ["--environment", "Catch-bsuite", "--algorithm", "ppo", "--num-envs", "4", "--num-steps", "16"]
@@ -111,7 +112,7 @@ def test_a_sweep_that_is_resumed_keeps_its_split(tmp_path, monkeypatch):
     (tmp_path / programs.SPLIT_FILE).write_text(json.dumps(labels))
     monkeypatch.setattr(programs, "plans_at_once", lambda *arguments: 5)
     after = programs.make_programs(found.plans, None, resumed=tmp_path)
-    assert [program.describe() for program, _ in after] == [program.describe() for program, _ in before]
+    assert [describe_run(program) for program, _ in after] == [describe_run(program) for program, _ in before]
     other = make_grid([*SMALL, "--learning-rate", "1", "2", "3"])
     assert len(programs.make_programs(other.plans, None, resumed=tmp_path)) == 1, "of another sweep it says nothing"
 

@@ -15,7 +15,7 @@ from grpo_jax.baselines import kernel_baseline, policy_features
 from grpo_jax.commands.harness.flags import RunFlags, parse
 from grpo_jax.errors import ConfigError
 from grpo_jax.policies import categorical, make_pure_policy
-from grpo_jax.recording.run_spec import describe
+from grpo_jax.recording.run_folder import describe
 
 SMALL = {"algorithm": "ppo", "num_envs": 4, "num_steps": 4, "num_minibatches": 2, "num_epochs": 1}
 

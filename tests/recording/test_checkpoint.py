@@ -27,7 +27,7 @@ from grpo_jax.recording import checkpoint
 from grpo_jax.recording.checkpoint import KEPT, Checkpoints, check_same_run
 from grpo_jax.recording.files import plain
 from grpo_jax.recording.identity import check_same
-from grpo_jax.recording.run_spec import describe
+from grpo_jax.recording.run_folder import describe
 from grpo_jax.runs.progress import initial_progress
 from grpo_jax.training.train import initial_states
 

@@ -208,7 +208,6 @@ def test_own_hyperparameters_are_kept_without_their_class(tmp_path, module):
     assert grpo_jax.load(tmp_path).hyperparams.alpha == 0.75 and not module.exists()
     trusted = grpo_jax.load(tmp_path, trust=True).hyperparams
     assert type(trusted).__module__ == "evil_module" and trusted.alpha == 0.75
-    assert type(grpo_jax.load(tmp_path).hyperparams) is type(trusted), "this process has the class by now"
     edited(path, lambda fields: fields | {"hyperparams": "evil_module:optimizer"})
     with pytest.raises(ConfigError, match="hyperparams is 'evil_module:optimizer', but must be a class"):
         grpo_jax.load(tmp_path, trust=True)

@@ -22,8 +22,9 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.policies import MLP
 from grpo_jax.recording.checkpoint import Checkpoints, check_same_run
 from grpo_jax.recording.identity import check_same, identity
-from grpo_jax.recording.run_spec import RunSpec
+from grpo_jax.recording.run_folder import describe, describe_run
 from grpo_jax.runs.progress import initial_progress
+from grpo_jax.runs.run_spec import RunSpec
 
 SIZES = {"num_envs": 4, "num_steps": 8, "num_minibatches": 1, "network": MLP((4,))}
 NUMBERS = itertools.count()
@@ -131,7 +132,7 @@ def test_what_an_object_computes_or_keeps_does_not_count():
 def test_what_cannot_be_compared_is_reported(tmp_path, caplog):
     def plan(reduce):
         config = Config(environment=Probe(), algorithm=PPO._replace(reduce=reduce), **SIZES)
-        return RunSpec("ppo", config, Hyperparams(), jax.random.split(jax.random.key(0), 1)).describe()
+        return describe_run(RunSpec("ppo", config, Hyperparams(), jax.random.split(jax.random.key(0), 1)))
 
     typed = {}
     exec("def reduce(mask): return mask", typed)
@@ -148,5 +149,4 @@ def test_what_cannot_be_compared_is_reported(tmp_path, caplog):
 
 def test_an_import_path_is_what_it_leads_to():
     config = Config(environment="probes:Probe", **SIZES)
-    described = RunSpec("ppo", config, Hyperparams(), jax.random.split(jax.random.key(0), 1)).describe()["config"]
-    assert described["environment"] == {"path": "probes:Probe"} | identity(Probe)
+    assert describe(config)["environment"] == {"path": "probes:Probe"} | identity(Probe)

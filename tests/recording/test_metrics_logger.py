@@ -16,7 +16,7 @@ from grpo_jax.policies import MLP
 from grpo_jax.recording.files import write_json
 from grpo_jax.recording.folder_lock import StopSignal, lock_run_folder
 from grpo_jax.recording.metrics_logger import MetricsLogger
-from grpo_jax.recording.run_spec import RunSpec
+from grpo_jax.runs.run_spec import RunSpec
 
 
 class Chunk(NamedTuple):

@@ -21,10 +21,10 @@ from grpo_jax.commands import evaluate, plot
 from grpo_jax.policies import MLP
 from grpo_jax.recording.metrics_file import read_metrics, read_settings
 from grpo_jax.recording.metrics_logger import MetricsLogger
-from grpo_jax.recording.run_spec import RunSpec
 from grpo_jax.recording.trackers import TensorBoard, WeightsAndBiases
 from grpo_jax.recording.training_warnings import TrainingWarnings
 from grpo_jax.runs.progress import Chunk
+from grpo_jax.runs.run_spec import RunSpec
 from grpo_jax.runs.settings import format_value, setting_columns, settings_of
 
 SIZES = {"num_envs": 4, "num_steps": 8, "num_epochs": 1, "num_minibatches": 1, "network": MLP((4,))}

@@ -17,7 +17,7 @@ from grpo_jax.environments.spaces import Box, Discrete, MultiDiscrete
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.folder_lock import deferred_signals
 from grpo_jax.recording.metrics_file import read_metrics, truncate_metrics
-from grpo_jax.recording.run_spec import Recording
+from grpo_jax.recording.run_folder import Recording
 from grpo_jax.recording.trackers import TensorBoard, WeightsAndBiases, log_table, over_seeds
 from grpo_jax.recording.training_warnings import DEAD_ITERATIONS, TrainingWarnings
 from grpo_jax.runs.memory import Memory
@@ -125,7 +125,8 @@ def test_tensorboard_gets_every_iteration_and_forgets_what_is_made_again(tmp_pat
 
 def test_weights_and_biases_goes_on_with_its_run(tmp_path, monkeypatch):
     calls, settings = [], settings_of({}, 1)
-    spec = types.SimpleNamespace(name="grpo", labels=(), settings=settings, describe=lambda: {"a": 1})
+    spec = types.SimpleNamespace(name="grpo", labels=(), settings=settings)
+    monkeypatch.setattr("grpo_jax.recording.trackers.describe_run", lambda spec: {"a": 1})
 
     class Run:
         def define_metric(self, names, step_metric):

@@ -20,8 +20,8 @@ from grpo_jax.commands.harness.parsing import invocation, peek
 from grpo_jax.devices.mesh import ENVS, MODEL, ROWS
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.folder_lock import StopSignal, clean_up_on_error, describe_locked
-from grpo_jax.recording.run_spec import hardware, versions
 from grpo_jax.runs.processes import is_process_zero
+from grpo_jax.runs.run_spec import hardware, versions
 
 # None: raised by this library. An error with the name of a file is one of the disk too.
 DISK_ERRORS = {None, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}

@@ -16,8 +16,8 @@ from grpo_jax.language import LanguageTask, RewardError
 from grpo_jax.objectives import kl_to_behaviour
 from grpo_jax.policies import add_lora
 from grpo_jax.recording import RunSpec
-from grpo_jax.recording.files import folder_name
 from grpo_jax.recording.folder_lock import StopSignal, deferred_signals
+from grpo_jax.runs.run_spec import folder_name
 from grpo_jax.types import PyTree
 
 

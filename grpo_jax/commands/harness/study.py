@@ -19,11 +19,12 @@ from grpo_jax.commands.harness.limits import Seed, Seeds
 from grpo_jax.devices.mesh import make_mesh
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.policy_saver import FOLDER as POLICIES
-from grpo_jax.recording.run_spec import Recording, RunSpec
+from grpo_jax.recording.run_folder import Recording
 from grpo_jax.runs.compilation_cache import keep_programs
 from grpo_jax.runs.evaluations import Evaluate, no_progress, reached_return
 from grpo_jax.runs.processes import is_process_zero
 from grpo_jax.runs.progress import Chunk, Progress
+from grpo_jax.runs.run_spec import RunSpec
 from grpo_jax.sweeps import study
 from grpo_jax.sweeps.runs import SAMPLED_RETURN, Score, run_keys
 from grpo_jax.training.checks import check_mesh, check_run

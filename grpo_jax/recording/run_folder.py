@@ -1,75 +1,39 @@
-"""The specification of a run: its arguments, its description, and the folder for its results."""
+"""What is recorded of a run, its description, and the folder for its results."""
 
 import dataclasses
 import hashlib
-import importlib.metadata
 import importlib.util
 import json
 import logging
-import os
-import platform
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 
 from grpo_jax.config import Config
-from grpo_jax.environments import EnvParams
 from grpo_jax.environments.suites import SUITES
 from grpo_jax.errors import ConfigError
-from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.importing import import_custom, is_custom
 from grpo_jax.recording.checkpoint import check_same_run
-from grpo_jax.recording.files import as_path, folder_name, plain
+from grpo_jax.recording.files import as_path, plain
 from grpo_jax.recording.folder_lock import SUMMARY_FILE, lock_run_folder
 from grpo_jax.recording.identity import identity
 from grpo_jax.recording.metrics_file import METRICS_FILE
-from grpo_jax.runs.settings import Settings, setting_columns, settings_of
-
-PACKAGES = ("grpo-jax", "jax", "jaxlib", "flax", "optax", "gymnax", "numpy")  # on which a result depends
+from grpo_jax.runs.run_spec import RunSpec, versions
 
 _log = logging.getLogger(__name__)
 
 
-class RunSpec(NamedTuple):
-    """A run of `R` rows (seeds × hyperparameters) before it is made; after the label come arguments of `run`."""
+def describe_run(spec: RunSpec) -> dict[str, Any]:
+    """Everything that the run's numbers depend on, in JSON's types; a run is resumed only if this is the same."""
+    described = {"name": spec.name, "config": describe(spec.config), "hyperparams": vars(spec.hyperparams)}
+    return plain(described | {"keys": jax.random.key_data(spec.keys), "env_params": spec.env_params})
 
-    label: str
-    config: Config
-    hyperparams: Hyperparams  # each leaf scalar or [R]
-    keys: jax.Array  # [R]
-    env_params: EnvParams = None
-    labels: Sequence[str] = ()  # of the settings of the rows; by default what differs between them
 
-    @property
-    def name(self) -> str:
-        """The run's name in `metrics.jsonl`, in trackers and on the console."""
-        return f"{self.label} on {self.config.env.name}"
-
-    @property
-    def folder(self) -> str:
-        """The name, in characters that a folder may have."""
-        return folder_name(self.name)
-
-    @property
-    def settings(self) -> Settings:
-        """Which rows have the same hyperparameters and env_params."""
-        columns = setting_columns(self.hyperparams, self.env_params, self.config.env.params)
-        settings = settings_of(columns, len(self.keys))
-        if not self.labels:
-            return settings
-        return settings._replace(rows=dict(zip(self.labels, settings.rows.values(), strict=True)))
-
-    def describe(self) -> dict[str, Any]:
-        """Everything that the run's numbers depend on, in JSON's types; a run is resumed only if this is the same."""
-        described = {"name": self.name, "config": describe(self.config), "hyperparams": vars(self.hyperparams)}
-        return plain(described | {"keys": jax.random.key_data(self.keys), "env_params": self.env_params})
-
-    @property
-    def digest(self) -> str:
-        """A hash of the description."""
-        return hashlib.sha256(json.dumps(self.describe(), sort_keys=True).encode()).hexdigest()[:12]
+def digest(spec: RunSpec) -> str:
+    """A hash of the description."""
+    return hashlib.sha256(json.dumps(describe_run(spec), sort_keys=True).encode()).hexdigest()[:12]
 
 
 def describe(config: Config) -> dict[str, Any]:
@@ -148,32 +112,10 @@ def prepare_folder(directory: Path, specs: Sequence[RunSpec], *, resume: bool, s
         )
     now, changes = versions(), {}
     for spec in specs:
-        before = check_same_run(checkpoints / spec.folder, spec.describe()) or {}
+        before = check_same_run(checkpoints / spec.folder, describe_run(spec)) or {}
         changes |= {package: version for package, version in before.items() if version != now.get(package)}
     for package, version in changes.items():
         _log.warning(
             "The run was made with %s %s so far, and goes on with %s: its numbers may be rounded differently.",
             *(package, version, now.get(package)),
         )
-
-
-def versions() -> dict[str, str]:
-    """The versions of Python and of the packages that a result depends on."""
-
-    def version(name: str) -> str:
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            return "not installed"
-
-    return {"python": platform.python_version()} | {name: version(name) for name in PACKAGES}
-
-
-def hardware() -> str:
-    """The devices, and the CPU of the host."""
-    devices = jax.devices()
-    cpu = platform.processor() or platform.machine()
-    if Path("/proc/cpuinfo").exists():
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), cpu)
-    return f"{len(devices)} × {devices[0].device_kind}; host {cpu}, {os.cpu_count()} cores"
