@@ -39,19 +39,16 @@ def save_adapter(folder: str | Path, model: LanguageModel, params: PyTree, *, dt
             "context than its config.json; use save_trained, which adds them to the weights"
         )
     arrays = adapter_weights(model.architecture, params, dtype)
-    with model_files(as_path(folder)) as new:
-        copy_tokenizer(model.folder, new)
-        write_json(new / ADAPTER_CONFIG, describe_adapter(model, sorted({name.split(".")[-3] for name in arrays})))
-        write_arrays(new / ADAPTER, arrays, {"format": "pt"})
-
-
-def describe_adapter(model: LanguageModel, targets: list[str]) -> dict:
-    """The fields of adapter_config.json."""
-    return {
+    description = {
         **{"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": str(model.folder.resolve())},
-        **{"r": model.architecture.lora_rank, "lora_alpha": model.architecture.lora_alpha, "target_modules": targets},
+        **{"r": model.architecture.lora_rank, "lora_alpha": model.architecture.lora_alpha},
+        **{"target_modules": sorted({name.split(".")[-3] for name in arrays})},
         **{"lora_dropout": 0.0, "bias": "none", "fan_in_fan_out": False, "inference_mode": True},
     }
+    with model_files(as_path(folder)) as new:
+        copy_tokenizer(model.folder, new)
+        write_json(new / ADAPTER_CONFIG, description)
+        write_arrays(new / ADAPTER, arrays, {"format": "pt"})
 
 
 def adapter_weights(architecture: Transformer, params: PyTree, dtype: str = "float32") -> Arrays:

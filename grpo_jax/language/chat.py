@@ -61,37 +61,32 @@ class ChatTemplate:
             known = ", ".join(sorted(read - self._special_tokens.keys() - environment.globals.keys())) or "none"
             raise ConfigError(f"the model's chat template reads no variable {unread[0]!r}, only: {known}")
 
-    def render(
-        self, messages: Messages, *, add_generation_prompt: bool = True, continue_final_message: bool = False
-    ) -> str:
+    def render(self, messages: Messages, *, add_generation_prompt: bool = True) -> str:
         """The text of a chat so far, by default with the tokens that begin an answer at its end.
 
-        Args:
-          messages: the chat.
-          add_generation_prompt: whether to begin an answer.
-          continue_final_message: end with the content of the last message, which is to be continued.
+        If the last message is the assistant's, the default text ends with its content, which is to be continued
+        (`continue_final_message` of transformers).
 
         Raises:
           ConfigError: it is no chat, or the template refuses it.
         """
-        messages = as_messages(messages)
-        if continue_final_message:
-            if messages[-1].get("tool_calls"):
-                raise ConfigError(f"the last message calls tools, so it cannot be continued: {messages[-1]!r:.200}")
-            messages = [*messages[:-1], messages[-1] | {"content": messages[-1]["content"] + _CUT}]
+        *first, last = messages = as_messages(messages)
+        if is_begun := add_generation_prompt and last["role"] == "assistant":
+            if last.get("tool_calls"):
+                raise ConfigError(f"the last message calls tools, so it cannot be continued: {last!r:.200}")
+            messages = [*first, last | {"content": last["content"] + _CUT}]
         names = {"messages": messages, "tools": None, "documents": None} | self._special_tokens | self.variables
-        names["add_generation_prompt"] = add_generation_prompt and not continue_final_message
         try:
-            text = self._template.render(names)
+            text = self._template.render(names, add_generation_prompt=add_generation_prompt and not is_begun)
         except Exception as error:  # Jinja's, or Python's, such as a TypeError for content that is not a text
             raise ConfigError(f"the model's chat template refuses {messages!r}: {error}") from error
-        if not continue_final_message:
+        if not is_begun:
             return text
         text, mark, after = text.rpartition(_CUT.strip())
         if not mark:
             raise ConfigError(
-                f"the model's chat template leaves out the end of the last message, {messages[-1]['role']!r}, so it "
-                "cannot be continued; end the chat with a message of the user"
+                f"the model's chat template leaves out the end of the last message, {last!r:.200}, so it cannot be "
+                "continued; end the chat with a message of the user"
             )
         return text if after.startswith(" ") else text.rstrip()  # the template trims messages
 

@@ -94,8 +94,7 @@ def _completion(tokenizer: Tokenizer, prompt: Prompt, text: Any, source: str) ->
         raise ConfigError(f"{source}: the completion is {text!r:.200}; write a text")
     end = tokenizer.end_tokens[0]
     if not isinstance(prompt, str):
-        is_begun = prompt[-1]["role"] == "assistant"
-        begun = tokenizer.render(prompt, continue_final_message=is_begun)
+        begun = tokenizer.render(prompt)
         answered = joined(prompt, [{"role": "assistant", "content": text}])
         whole = tokenizer.render(answered, add_generation_prompt=False)
         tokens = tokenizer.encode_part(whole.removeprefix(begun))

@@ -11,7 +11,7 @@ import numpy as np
 
 from grpo_jax.environments.tokens import PAD
 from grpo_jax.errors import ConfigError
-from grpo_jax.language.chat import ChatTemplate, Messages, as_messages, load_chat_template, special_tokens
+from grpo_jax.language.chat import ChatTemplate, Messages, load_chat_template, special_tokens
 from grpo_jax.language.folder import file_in, need
 from grpo_jax.recording.files import as_path, fits, read_object
 
@@ -50,16 +50,16 @@ class Tokenizer:
         self.end_tokens = tuple(end_tokens)
         self.num_tokens = max([*tokenizer.get_vocab().values(), *self.end_tokens]) + 1
 
-    def render(self, messages: Messages, *, add_generation_prompt: bool = True, **options: bool) -> str:
-        """The text that the model reads for a chat, by default up to its answer; ConfigError without a fitting chat
-        template. The options are those of `ChatTemplate.render`."""
+    def render(self, messages: Messages, *, add_generation_prompt: bool = True) -> str:
+        """The text that the model reads for a chat, by default up to its answer (see `ChatTemplate.render`);
+        ConfigError without a fitting chat template."""
         if self.template is None:
             raise ConfigError(
                 "the model's folder has no chat template (chat_template.jinja, or a field of tokenizer_config.json), "
                 'so it cannot read messages; write prompts as text, {"prompt": ...}, without a system prompt, or use a '
                 "model for chats"
             )
-        return self.template.render(messages, add_generation_prompt=add_generation_prompt, **options)
+        return self.template.render(messages, add_generation_prompt=add_generation_prompt)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """The tokens of a text or a chat that is to be completed.
@@ -68,8 +68,7 @@ class Tokenizer:
         what begins an answer; if its last message is the assistant's, this is the beginning of the answer.
         """
         if not isinstance(prompt, str):
-            is_begun = as_messages(prompt)[-1]["role"] == "assistant"
-            return self._encoding(self.render(prompt, continue_final_message=is_begun)).ids
+            return self._encoding(self.render(prompt)).ids
         found = self._encoding(prompt, add_special_tokens=True)
         tokens, appended = found.ids, found.special_tokens_mask
         while tokens and appended[len(tokens) - 1] and (tokens[-1] in self.end_tokens or not all(appended)):

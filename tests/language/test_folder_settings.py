@@ -24,6 +24,7 @@ from grpo_jax.language import (
     read_prompts,
     save_model,
 )
+from grpo_jax.policies import Transformer
 
 tokenizers = pytest.importorskip("tokenizers")
 USER = [{"role": "user", "content": "1"}]
@@ -105,7 +106,7 @@ def test_a_prompt_and_its_completion_are_the_text_of_their_tokens(prompt, rest):
 
 
 def test_rewards_and_demonstrations_keep_the_first_space(tmp_path):
-    architecture = load_model(make_model(tmp_path / "sizes")).architecture
+    architecture = Transformer(num_layers=1, width=16)
     end = {"end_token": "</s>", "context": 64}
     save_model(tmp_path / "m", architecture, make_params(architecture, 268), metaspace(), **end)
     seen, rows = [], [{"prompt": "2 + 3 =", "completion": " 5"}, {"prompt": "2 + 3 =", "completion": "5"}]
