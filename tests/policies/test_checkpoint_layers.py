@@ -5,8 +5,6 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
-from compilation import compile_for_h100
 
 from grpo_jax.policies import Transformer, make_token_policy
 from grpo_jax.policies.distributions import categorical
@@ -46,13 +44,3 @@ def test_the_backward_pass_is_given_a_quarter_of_the_activations():
         sizes = [leaf.size for leaf in jax.tree.leaves(backward)]
         kept.append(sum(sizes) - sum(leaf.size for leaf in jax.tree.leaves(params)))
     assert kept[1] < kept[0] / 4
-
-
-@pytest.mark.slow
-def test_an_accelerator_needs_half_the_temporary_memory():
-    temporary = []
-    for architecture in (DEEP, dataclasses.replace(DEEP, checkpoint_layers=True)):
-        loss, init = make_loss(architecture)
-        program = compile_for_h100(jax.grad(loss), jax.eval_shape(init, jax.random.key(0)))
-        temporary.append(program.memory_analysis().temp_size_in_bytes)
-    assert temporary[1] < temporary[0] / 2

@@ -92,13 +92,6 @@ def test_nor_where_sums_of_many_probabilities_round(num_actions, share):
     assert legal[alike].all() and legal[batch].all()
 
 
-def test_half_precision_logits_give_the_same_actions():
-    logits = jnp.asarray(RNG.normal(0, 2, 1000), jnp.bfloat16)
-    uniform = jax.random.uniform(jax.random.key(0), (500,))
-    of_both = [jax.vmap(categorical.from_noise, (None, 0))(x, uniform) for x in (logits, logits.astype(jnp.float32))]
-    assert np.array_equal(*of_both)
-
-
 @pytest.mark.parametrize(
     "family", [categorical, compiled(distributions.multi_categorical((2, 3)))], ids=["one", "several"]
 )

@@ -158,16 +158,6 @@ def test_a_sequence_is_its_steps(settings, shared_critic):
             assert np.max(np.abs(np.asarray(other) - values)) > 0.05
 
 
-@pytest.mark.slow
-def test_an_output_depends_on_its_own_episode_alone():
-    policy = make(recurrent="gru")
-    params = policy.init(jax.random.key(0))
-    observations = jax.random.normal(jax.random.key(1), (*IS_FIRST.shape, 4))
-    last = jax.grad(lambda x: sequence(policy, params, x, IS_FIRST)[1][-1].sum())(observations)
-    reached = np.abs(last).max(-1).T > 0
-    assert reached.tolist() == [[True] * 7, [False] * 5 + [True] * 2, [False] * 6 + [True]]
-
-
 def test_a_gru_follows_its_formula():
     policy = make(recurrent="gru", hidden_sizes=(), critic=False)
     params = jax.tree.map(lambda leaf: np.asarray(leaf) + np.float32(0.1), policy.init(jax.random.key(0)))

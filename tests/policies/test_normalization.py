@@ -1,9 +1,5 @@
 """Running statistics against NumPy in float64 over all rollouts, and their effect on a run."""
 
-import os
-import subprocess
-import sys
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +7,7 @@ import pytest
 from probes import Echo, Probe, bits, known_params, known_policy
 from small import begin
 
-from grpo_jax import Config, Hyperparams, evaluate, make_init, make_train_step, run
+from grpo_jax import Config, Hyperparams, evaluate, make_init, make_train_step
 from grpo_jax.policies import MLP
 from grpo_jax.policies.normalization import (
     Normalizer,
@@ -137,38 +133,6 @@ def test_several_arrays_have_statistics_each_and_integers_none():
     )
 
 
-SHARDED = """
-import jax, jax.numpy as jnp, numpy as np
-jax.config.update("jax_num_cpu_devices", 4)
-from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-from grpo_jax.policies.normalization import initial_normalizer, merge_rollout
-from test_normalization import T, history, trajectory
-
-xs, valid = history(3, 1e6, 1e4)
-rollouts = [trajectory(observation=x, valid=v, discounted_return=x[..., 0] / 1e5) for x, v in zip(xs, valid)]
-start = initial_normalizer(jnp.asarray(xs[0, 0]), observations=True, rewards=True)
-step, both = jax.jit(merge_rollout), jax.jit(jax.vmap(merge_rollout, in_axes=(0, None)))
-mesh = jax.make_mesh((4,), ("envs",), axis_types=(AxisType.Auto,))
-over_envs = NamedSharding(mesh, P(None, "envs"))
-
-single, rows, sharded = start, jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), start), start
-for rollout in rollouts:
-    single, rows = step(single, rollout), both(rows, rollout)
-    sharded = step(sharded, jax.tree.map(lambda leaf: jax.device_put(leaf, over_envs), rollout))
-for one, row, parts in zip(*map(jax.tree.leaves, (single, rows, sharded)), strict=True):
-    np.testing.assert_allclose(row[0], one, rtol=2e-6)
-    np.testing.assert_allclose(parts, one, rtol=5e-6)
-"""
-
-
-@pytest.mark.slow
-def test_single_vmapped_and_sharded_are_the_same():
-    path = os.pathsep.join([os.getcwd(), "tests", "tests/policies"])
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
-    done = subprocess.run([sys.executable, "-c", SHARDED], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
 # --- the normalised policy and rewards -------------------------------------------------------------------------------
 
 
@@ -185,14 +149,6 @@ def test_a_normalized_policy_sees_deviations_clipped():
     np.testing.assert_allclose(values[0], expected, rtol=1e-6)
     assert carry.tolist() == [1] * 5 and logits.shape == (5, 2)
     assert normalized(known_policy, None, jnp.float32(3.0)) is known_policy
-
-
-def test_further_arguments_reach_the_policy():
-    seen = []
-    policy = known_policy._replace(sequence=lambda *arguments: seen.append(arguments))
-    policy = normalized(policy, initial_statistics(np.zeros(2)), jnp.float32(1.0))
-    policy.sequence("params", jnp.ones(2), "carry", "is_first")
-    assert seen[0][0] == "params" and seen[0][2:] == ("carry", "is_first")
 
 
 def test_rewards_are_scaled_then_clipped_and_not_centred():
@@ -240,12 +196,6 @@ def test_a_run_keeps_the_statistics_of_all_its_valid_steps(algorithm, num_steps,
     assert set(metrics["episode/return_mean"].tolist()) == {max(ages) + 1.0}
 
 
-def test_without_normalisation_there_are_no_statistics():
-    config = Config(environment=Probe(), num_envs=4, num_minibatches=1)
-    state = jax.eval_shape(make_init(config), jax.random.key(0), Hyperparams())
-    assert not jax.tree.leaves(state.normalizer)
-
-
 def test_evaluation_uses_the_statistics_of_the_state_and_keeps_them():
     config = Config(environment=Echo(), num_envs=4, num_minibatches=1, network=MLP(()), normalize_observations=True)
     state = begin(config)
@@ -261,23 +211,3 @@ def test_evaluation_uses_the_statistics_of_the_state_and_keeps_them():
         returns.append(np.mean(play(known)))
         assert bits(known) == before
     assert returns[0] == 1.0 and abs(returns[1] - 0.6) < 0.1 and abs(returns[2] - 0.5) < 0.1
-
-
-class FarEcho(Echo):
-    """Its observations are far from 0, and far apart."""
-
-    def get_obs(self, state, params=None, key=None):
-        return 1e6 + 1e4 * super().get_obs(state)
-
-
-@pytest.mark.slow
-def test_observations_far_from_0_are_learnt_from_if_normalized():
-    sizes = {"num_envs": 64, "num_steps": 1, "num_epochs": 2, "num_minibatches": 2, "network": MLP((16,))}
-    hyperparams = Hyperparams(learning_rate=0.02, final_learning_rate=0.02, total_steps=60 * 64.0)
-    keys = jax.random.split(jax.random.key(0), 2)
-    answers = []
-    for normalize in (True, False):
-        flags = {"normalize_observations": normalize, "normalize_rewards": normalize}
-        config = Config(environment=FarEcho(), algorithm="ppo", **flags, **sizes)
-        answers.append(run(config, hyperparams, keys).metrics["episode/return_mean"][-10:].mean(0))
-    assert (answers[0] > 0.85).all() and (answers[1] < 0.65).all(), "half of the answers are right by chance"

@@ -2,7 +2,6 @@
 
 import importlib.util
 import re
-import signal
 from pathlib import Path
 
 import jax
@@ -13,9 +12,8 @@ import scipy.stats
 from compilation import compiled
 from probes import bits
 
-from grpo_jax import Config, Hyperparams, Recording, evaluate, recorded_run, run
+from grpo_jax import Config, Hyperparams, evaluate, run
 from grpo_jax.environments import Box
-from grpo_jax.recording.metrics_logger import MetricsLogger
 
 PAGE = (Path(__file__).parents[2] / "docs" / "networks.md").read_text(encoding="utf-8")
 LIBRARIES = {"linen": "flax", "nnx": "flax", "equinox": "equinox", "haiku": "haiku"}
@@ -78,29 +76,6 @@ def test_cartpole_is_solved_within_250_000_steps(network):
     returns = jax.jit(jax.vmap(lambda state: jnp.mean(evaluate(config, state, jax.random.key(1)).returns)))(states)
     print("returns by seed:", returns)
     assert (returns >= 475).all()
-
-
-@pytest.mark.slow
-@each_library
-def test_an_interrupted_run_goes_on_bitwise(network, tmp_path, monkeypatch):
-    config = Config(algorithm="ppo", num_envs=4, num_steps=8, num_minibatches=2, num_epochs=1, network=network)
-    hyperparams = Hyperparams(total_steps=8.0 * config.steps_per_iteration)
-    write = MetricsLogger.record
-
-    def record(folder):
-        keys = jax.random.split(jax.random.key(0), 2)
-        return recorded_run(config, hyperparams, keys, Recording(tmp_path / folder, 2, resume=True), console=False)
-
-    def interrupt(self, chunk, *arguments):
-        write(self, chunk, *arguments)
-        if chunk.iteration == 4:
-            signal.raise_signal(signal.SIGTERM)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(MetricsLogger, "record", interrupt)
-        with pytest.raises(SystemExit):
-            record("run")
-    assert bits(record("run").states) == bits(record("whole").states)
 
 
 # --- the Beta distribution -------------------------------------------------------------------------------------------

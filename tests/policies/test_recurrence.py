@@ -46,15 +46,3 @@ def test_states_and_gradients_are_those_of_a_plain_loop(cell):
     for steps_per_loop in (1, 3, NUM_STEPS + 2):
         ours = differentiate(functools.partial(recurrence, cell, steps_per_loop))
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6), ours, oracle)
-
-
-def test_gradients_are_mapped_over_parameters():
-    inputs, state, is_first, kernel, bias = make_arguments(gru_cell)
-
-    def total(kernel):
-        (h,) = recurrence(gru_cell, 1, inputs, state, is_first, kernel, bias)
-        return jnp.sum(h)
-
-    kernels, gradient = jnp.stack([kernel, 0.5 * kernel]), jax.jit(jax.grad(total))
-    apart = np.stack([gradient(kernel) for kernel in kernels])
-    np.testing.assert_allclose(jax.jit(jax.vmap(gradient))(kernels), apart, rtol=2e-5, atol=2e-6)

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from probes import Probe, Recall, acted, check
+from probes import Probe, acted, check
 
-from grpo_jax import GRPO, Config, Hyperparams, evaluate, run
+from grpo_jax import GRPO, Config, Hyperparams
 from grpo_jax.algorithms import PPO, with_reference
 from grpo_jax.objectives import sequence_ratio
 from grpo_jax.policies import MLP
@@ -135,22 +135,3 @@ def test_a_recurrent_policy_has_minibatches_of_whole_sequences():
 def test_parts_of_a_minibatch_are_of_whole_sequences(shape, parts):
     assert default_microbatches(Config(), *shape) == parts or jax.default_backend() != "cpu"
     assert default_microbatches(Config(algorithm=GRPO._replace(whole_minibatches=True)), *shape) == 1
-
-
-# --- learning --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_gru_learns_to_recall():
-    config = Config(
-        environment=Recall(),
-        algorithm="ppo",
-        num_envs=64,
-        num_steps=6,
-        num_minibatches=4,
-        network=MLP(recurrent="gru", hidden_sizes=(16,), recurrent_size=8),
-    )
-    hyperparams = Hyperparams(learning_rate=0.02, total_steps=20.0 * config.steps_per_iteration)
-    states = run(config, hyperparams, jax.random.split(jax.random.key(0), 2)).states
-    play = jax.jit(jax.vmap(lambda state: evaluate(config, state, jax.random.key(1)).returns.mean()))
-    assert (play(states) > 0.9).all(), "half of the answers are right by chance"

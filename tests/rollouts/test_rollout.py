@@ -7,8 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gymnax.environments.environment import Environment, EnvParams
-from gymnax.environments.spaces import Discrete
 from probes import FOREVER, OneOrThirty, Probe, bits, known_params, known_policy, standing
 from small import begin
 
@@ -228,15 +226,6 @@ def test_a_longer_rollout_adds_masked_steps_and_nothing_else(one_episode):
     assert np.array_equal(trajectory.action, steps.action[:6])
 
 
-@pytest.mark.slow
-def test_raw_keys_play_as_typed_ones():
-    params, state = known_params((0.0, 0.0)), starting([0] * 4, [FOREVER] * 4)
-    typed, raw = (
-        play(params, state, key(3), num_steps=7, auto_reset=True) for key in (jax.random.key, jax.random.PRNGKey)
-    )
-    assert bits(typed) == bits(raw)
-
-
 @pytest.mark.parametrize("num_steps, length", [(1, 1), (128, 128), (500, 125), (254, 127), (131, 1)])
 def test_randomness_is_drawn_in_equal_blocks(num_steps, length):
     assert scan.block_length(num_steps) == length
@@ -281,48 +270,8 @@ def test_greedy_takes_the_most_probable_action():
     np.testing.assert_allclose(trajectory.log_prob, np.log(1 / (1 + np.exp(-0.01))), rtol=1e-6)
 
 
-class TwoLifetimes(Environment):
-    """State 0 or 1 with equal chance; an episode lasts 5 steps from 0 and 8 from 1."""
-
-    name = "TwoLifetimes"
-
-    @property
-    def default_params(self):
-        return EnvParams(max_steps_in_episode=100)
-
-    def action_space(self, params):
-        return Discrete(2)
-
-    def reset_env(self, key, params):
-        kind = jax.random.bernoulli(key).astype(jnp.int32)
-        return kind[None].astype(float), (kind, jnp.int32(0))
-
-    def step_env(self, key, state, action, params):
-        kind, age = state[0], state[1] + 1
-        return kind[None].astype(float), (kind, age), jnp.float32(0), age >= 5 + 3 * kind, {}
-
-    def is_truncated(self, state, params):
-        return state[1] >= params.max_steps_in_episode
-
-
 def test_truncation_more_often_than_the_limit_allows_is_not_a_number():
     values, final_values = np.arange(10.0, 18.0)[:, None], np.array([[20.0], [18.0]])  # one slot, and the end
     truncated = np.isin(np.arange(8), [1, 4, 7])[:, None]
     actual = jax.jit(objectives.next_values)(values, final_values, truncated)
     np.testing.assert_array_equal(actual[:, 0], [11, 20, 13, 14, np.nan, 16, 17, np.nan])
-
-
-def test_start_states_do_not_depend_on_how_long_earlier_episodes_were():
-    config = Config(environment=TwoLifetimes(), algorithm="ppo", num_envs=4096, num_steps=48, network=MLP((2,)))
-    state = begin(config)
-    _, trajectory = jax.jit(
-        lambda state, key: Simulator(config.env, config.policy, state.params).unroll(
-            state.rollout, key, num_steps=48, auto_reset=True
-        )
-    )(state, jax.random.key(1))
-    kinds, ended = np.asarray(trajectory.observation[..., 0]), np.asarray(trajectory.ended)
-    episode = np.cumsum(ended, axis=0) - ended  # which one each step belongs to
-    for number in range(6):  # every environment begins at least six
-        first = np.argmax(episode == number, axis=0)
-        share = kinds[first, np.arange(4096)].mean()
-        assert abs(share - 0.5) < 4 * 0.5 / np.sqrt(4096), (number, share)

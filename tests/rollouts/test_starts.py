@@ -55,11 +55,6 @@ def test_actions_differ_between_members(rollout):
     assert np.array_equal(trajectory.observation[0], rollout[0].observation)
 
 
-def test_groups_of_one_are_independent_resets():
-    start = fresh(jax.random.key(0), 32, 1)
-    assert len(set(start.observation[:, 0].tolist())) == 32
-
-
 def test_environments_that_continue_stay_where_they_are(rollout):
     start, _ = rollout
     assert continue_episodes(Simulator(env, known_policy, None), start, jax.random.key(0), 4) is start
