@@ -11,6 +11,7 @@ from grpo_jax.algorithms import Algorithm, automatic_algorithm, by_name, name_of
 from grpo_jax.config_checks import check_config, check_counts, check_extras, check_function, check_switches
 from grpo_jax.devices.execution_plan import ExecutionPlan, resolve_plan
 from grpo_jax.environments import Environment, make_environment, stack_frames
+from grpo_jax.environments.environment import with_standard_promotion
 from grpo_jax.environments.parameters import static_parameters
 from grpo_jax.errors import KnownFields
 from grpo_jax.hyperparams import Hyperparams
@@ -209,8 +210,9 @@ class Config(KnownFields):
     @functools.cached_property
     def env(self) -> Environment:
         """The environment's pure functions."""
-        environment = make_environment(self.environment, dict(self.env_params))
-        environment = stack_frames(environment, self.frame_stack)
+        with jax.numpy_dtype_promotion("standard"):
+            environment = make_environment(self.environment, dict(self.env_params))
+        environment = stack_frames(with_standard_promotion(environment), self.frame_stack)
         return environment._replace(extras=self.extras) if self.extras else environment
 
     @functools.cached_property

@@ -179,7 +179,7 @@ class StepCount(NamedTuple):
     def plus(self, number: jax.Array) -> "StepCount":
         """The sum with a number of at most 2^31 - 1."""
         low = self.low + number.astype(jnp.int32)  # negative after an overflow
-        return StepCount(self.high + (low < 0), low & (2**31 - 1))
+        return StepCount(self.high + (low < 0).astype(jnp.int32), low & (2**31 - 1))
 
     def at_most(self, other: "StepCount") -> jax.Array:
         """Whether it is not more than another one."""

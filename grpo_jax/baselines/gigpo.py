@@ -14,7 +14,7 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives import episode_scores, group_centered, group_normalized, returns_to_go
 from grpo_jax.policies.token_policy import TokenCarry
-from grpo_jax.precision import at_least_float32
+from grpo_jax.precision import above_rounding, at_least_float32
 from grpo_jax.types import PyTree, Trajectory
 
 
@@ -27,6 +27,7 @@ def same_state_advantage(
     normalize: bool = True,
     eps: float = 1e-6,
     ddof: int = 0,
+    sizes: jax.Array | None = None,
 ) -> jax.Array:
     """Returns-to-go in standard deviations from their mean over the group's visits to the same state.
 
@@ -42,6 +43,7 @@ def same_state_advantage(
       group_size: members of a group; divides `N`. Static.
       normalize: without it, returns are only centred. Static.
       eps, ddof: as in `grpo_jax.objectives`.
+      sizes: `[N]`, the sum of absolute rewards of a rollout, up to whose rounding returns are equal; None: their own.
 
     Returns:
       `[T, N]`.
@@ -54,7 +56,10 @@ def same_state_advantage(
     def over_visits(function, x):
         return function(x, ids, ids.size)[ids]
 
+    sizes = jnp.abs(returns) if sizes is None else jnp.broadcast_to(at_least_float32(sizes), mask.shape).reshape(-1)
     excess = jnp.where(valid, returns - over_visits(jax.ops.segment_min, returns), 0.0)
+    span, size = (over_visits(jax.ops.segment_max, x) for x in (excess, sizes))
+    excess = jnp.where(above_rounding(span, size) == 0, 0.0, excess)
     visits = over_visits(jax.ops.segment_sum, jnp.ones_like(excess))
     deviations = excess - over_visits(jax.ops.segment_sum, excess) / visits
     if normalize:
@@ -73,6 +78,7 @@ def same_turn_advantage(
     normalize: bool = True,
     eps: float = 1e-6,
     ddof: int = 0,
+    sizes: jax.Array | None = None,
 ) -> jax.Array:
     """The step term of GiGPO for texts: of turns of a group that begin after exactly the same text.
 
@@ -88,7 +94,7 @@ def same_turn_advantage(
       acted: bool `[T, N]`, true where the policy wrote the token, false where the task did, and after the end.
       group_size: members of a group; divides `N`. Static.
       discount: per turn, in [0, 1].
-      normalize, eps, ddof: as of `same_state_advantage`.
+      normalize, eps, ddof, sizes: as of `same_state_advantage`.
 
     Returns:
       `[T, N]`, the same at each token of a turn, 0 where the policy did not act.
@@ -103,7 +109,7 @@ def same_turn_advantage(
 
     rewards = at_least_float32(rewards)
     returns = jax.lax.scan(add, jnp.zeros_like(rewards[0]), (rewards, decay), reverse=True)[1]
-    options = {"normalize": normalize, "eps": eps, "ddof": ddof}
+    options = {"normalize": normalize, "eps": eps, "ddof": ddof, "sizes": sizes}
     of_turn = same_state_advantage(returns, prefix_hashes(tokens), starts, group_size, **options)
     start = jax.lax.cummax(jnp.where(starts, jnp.arange(len(starts))[:, None], 0), axis=0)
     return jnp.where(acted, jnp.take_along_axis(of_turn, start, axis=0), 0.0)
@@ -122,13 +128,15 @@ class _GiGPO:
 
     def _step_term(self, trajectory, hyperparams, group_size):
         observation = trajectory.observation
+        sizes = jnp.sum(jnp.abs(trajectory.reward), axis=0, where=trajectory.valid)
+        options = {"normalize": self.normalize, "sizes": sizes}
         if self.bin_width is not None:
             observation = self._binned(observation)
         if isinstance(trajectory.carry, TokenCarry):
             turns = trajectory.reward, observation, trajectory.acted, group_size
-            return same_turn_advantage(*turns, discount=hyperparams.discount, normalize=self.normalize)
+            return same_turn_advantage(*turns, discount=hyperparams.discount, **options)
         returns = returns_to_go(trajectory, hyperparams, group_size)
-        return same_state_advantage(returns, observation, trajectory.valid, group_size, normalize=self.normalize)
+        return same_state_advantage(returns, observation, trajectory.valid, group_size, **options)
 
     def _binned(self, observation):
         width = jnp.array(self.bin_width)

@@ -66,6 +66,15 @@ class Environment(NamedTuple):
         return ("return", "steps") if is_default else ("reward", self.step_word)
 
 
+def with_standard_promotion(environment: Environment) -> Environment:
+    """The environment, whose own code mixes dtypes as JAX does by default, also where `jax_numpy_dtype_promotion` is
+    "strict" for the rest of the program."""
+
+    names = "reset", "step", "action_mask", "prompt", "outcome", "forced_action"
+    given = {name: function for name in names if (function := getattr(environment, name)) is not None}
+    return environment._replace(**{name: jax.numpy_dtype_promotion("standard")(f) for name, f in given.items()})
+
+
 def diverged(before: Any, transition: Transition) -> jax.Array:
     """Whether a step made NaN or inf of a number of the state that was finite, of the observation or of the reward."""
 

@@ -288,7 +288,7 @@ def same_step_leave_one_out(returns: jax.Array, mask: jax.Array, group_size: int
     # Less the return of a neighbour, so that the mean of equal numbers is their number to the last bit.
     neighbour = jnp.roll(returns, -1, axis=-1)
     excess = jnp.sum(returns[..., None, :] - neighbour[..., None], axis=-1, where=others)
-    number = jnp.sum(others, axis=-1)
+    number = jnp.sum(others, axis=-1, dtype=float)
     return jnp.where(number > 0, neighbour + excess / jnp.maximum(number, 1), 0.0).reshape(mask.shape)
 
 

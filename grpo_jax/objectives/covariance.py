@@ -70,9 +70,9 @@ def _covariance(log_prob: jax.Array, advantages: jax.Array, mask: jax.Array) -> 
 
 def _first(order: jax.Array, eligible: jax.Array, mask: jax.Array, fraction: float) -> jax.Array:
     """The first of the eligible entries in ascending order: as many as this fraction of the valid ones."""
-    number = jnp.maximum(jnp.floor(fraction * jnp.sum(mask.astype(bool))), 1)
+    number = jnp.maximum(jnp.floor(fraction * jnp.sum(mask.astype(bool), dtype=float)), 1)
     ranks = jnp.argsort(jnp.argsort(jnp.where(eligible, order, jnp.inf), axis=None))
-    return eligible & (ranks.reshape(order.shape) < number)
+    return eligible & (ranks.reshape(order.shape).astype(float) < number)
 
 
 def covariance_clipped_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:

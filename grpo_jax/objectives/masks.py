@@ -80,7 +80,7 @@ def on_policy_sequences(
     valid = mask.astype(bool)
     away = -log_ratio_above_rounding(log_prob, behaviour_log_prob)
     away = jnp.sum(away, axis=0, keepdims=True, where=valid)
-    return (advantages >= 0) | (away / jnp.maximum(jnp.sum(valid, axis=0, keepdims=True), 1) <= limit)
+    return (advantages >= 0) | (away / jnp.maximum(jnp.sum(valid, axis=0, keepdims=True, dtype=float), 1) <= limit)
 
 
 def keep_near_behaviour(prediction: Prediction, batch: Batch, hyperparams: Hyperparams) -> jax.Array:

@@ -34,7 +34,7 @@ def sequence_log_ratio(log_ratio: jax.Array, mask: jax.Array) -> jax.Array:
     """
     valid = mask.astype(bool)
     total = jnp.sum(jnp.where(valid, at_least_float32(log_ratio), 0.0), axis=0, keepdims=True)
-    return jnp.broadcast_to(total / jnp.maximum(jnp.sum(valid, axis=0, keepdims=True), 1), log_ratio.shape)
+    return jnp.broadcast_to(total / jnp.maximum(jnp.sum(valid, axis=0, keepdims=True, dtype=float), 1), log_ratio.shape)
 
 
 def sequence_token_log_ratio(log_ratio: jax.Array, mask: jax.Array) -> jax.Array:

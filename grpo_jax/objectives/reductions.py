@@ -79,5 +79,5 @@ def missing() -> float:
 
 def mean_or_missing(values: jax.Array, mask: jax.Array) -> jax.Array:
     """The mean over the elements where the mask is true; `missing()` where there are none."""
-    count = jnp.sum(mask)
+    count = jnp.sum(mask, dtype=float)
     return jnp.where(count > 0, jnp.sum(values, where=mask) / jnp.maximum(count, 1), missing())

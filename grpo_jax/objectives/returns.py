@@ -77,7 +77,7 @@ def next_values(values: jax.Array, final_values: jax.Array, truncated: jax.Array
     following = jnp.concatenate([values[1:], final_values[-1:]])
     if len(final_values) == 1:
         return following
-    num_before = jnp.cumsum(truncated, axis=0) - truncated
+    num_before = jnp.cumsum(truncated, axis=0) - jnp.asarray(truncated, int)
     for number, final_value in enumerate(final_values[:-1]):
         following = jnp.where(truncated & (num_before == number), final_value, following)
     return following + nan_where(truncated & (num_before >= len(final_values) - 1))
@@ -154,7 +154,7 @@ def return_to_go_advantage(trajectory: Trajectory, hyperparams: Hyperparams, gro
 def _above_rounding(advantage: jax.Array, trajectory: Trajectory, group_size: int) -> jax.Array:
     """0 where rounding of the group's rewards alone may have made the advantage `[T, B]`."""
     sizes = score_sizes(trajectory.reward, trajectory, group_size)
-    return above_rounding(advantage, jnp.repeat(sizes[:, 0], group_size))
+    return above_rounding(advantage, jnp.repeat(sizes[:, 0], group_size)[None])
 
 
 def optimal_token_baseline_advantage(trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:

@@ -34,7 +34,7 @@ def episode_scores(trajectory: Trajectory, group_size: int) -> jax.Array:
     whole = ~jnp.any(trajectory.diverged, axis=0).reshape(-1, group_size)
     first = jnp.take_along_axis(scores, jnp.argmax(whole, axis=1)[:, None], axis=1)
     excess = jnp.sum(scores - first, axis=1, where=whole, keepdims=True)  # exactly 0 for equal scores
-    mean = first + excess / jnp.maximum(jnp.sum(whole, axis=1, keepdims=True), 1)
+    mean = first + excess / jnp.maximum(jnp.sum(whole, axis=1, keepdims=True, dtype=float), 1)
     return jnp.where(whole, scores, jnp.where(jnp.any(whole, axis=1, keepdims=True), mean, 0.0))
 
 

@@ -48,7 +48,7 @@ def centred(x: jax.Array, valid: jax.Array | None = None, axis=-1) -> jax.Array:
     highest = jnp.max(x, axis, keepdims=True, where=valid, initial=-jnp.inf)
     differs = above_rounding(highest - lowest, highest, lowest) != 0
     shifted = jnp.where(valid & differs, x - lowest, 0.0)
-    mean = jnp.sum(shifted, axis, keepdims=True) / jnp.maximum(jnp.sum(valid, axis, keepdims=True), 1)
+    mean = jnp.sum(shifted, axis, keepdims=True) / jnp.maximum(jnp.sum(valid, axis, keepdims=True, dtype=float), 1)
     return jnp.where(valid, shifted - mean, 0.0)
 
 
@@ -57,6 +57,6 @@ def std(deviations: jax.Array, valid: jax.Array | None = None, axis=-1, *, ddof:
     # In float32 the square of 1e30 overflows and that of 1e-30 vanishes: divide by the largest deviation first.
     largest = jnp.max(jnp.abs(deviations), axis, keepdims=True, initial=0.0)
     scale = jnp.where(largest == 0, 1.0, largest)
-    count = jnp.sum(jnp.ones(deviations.shape, bool) if valid is None else valid, axis, keepdims=True)
+    count = jnp.sum(jnp.ones(deviations.shape, bool) if valid is None else valid, axis, keepdims=True, dtype=float)
     squares = jnp.sum(jnp.square(deviations / scale), axis, keepdims=True)
     return scale * jnp.sqrt(squares / jnp.maximum(count - ddof, 1))

@@ -155,7 +155,7 @@ class Norm(nn.Module):
 def _rotation(positions, head_size, base):
     """Cosine and sine `[N, S, 1, head_size / 2]` of the angle of each pair (https://arxiv.org/abs/2104.09864)."""
     frequencies = base ** (-jnp.arange(head_size // 2) / (head_size // 2))
-    angles = positions[..., None, None] * frequencies[None, None, None]
+    angles = positions[..., None, None].astype(frequencies.dtype) * frequencies[None, None, None]
     return jnp.cos(angles), jnp.sin(angles)
 
 

@@ -103,7 +103,7 @@ def most_probable(logits: jax.Array, top_k: jax.Array, top_p: jax.Array, min_p: 
     logits = at_least_float32(logits)
     order = jnp.argsort(-logits, axis=-1)
     rank = broadcast_to_rank(jnp.arange(logits.shape[-1]), logits.ndim)
-    ordered = jnp.where(rank < top_k, jnp.take_along_axis(logits, order, axis=-1), -jnp.inf)
+    ordered = jnp.where(rank.astype(float) < top_k, jnp.take_along_axis(logits, order, axis=-1), -jnp.inf)
     probability = jax.nn.softmax(ordered)
     before = jnp.cumsum(probability, axis=-1) - probability
     kept = ((before < top_p) | (top_p >= 1.0)) & (ordered > -jnp.inf)

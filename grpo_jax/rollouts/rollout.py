@@ -203,7 +203,7 @@ class Simulator(NamedTuple):
             record = record._replace(valid=None)  # all are
         else:
             next_state = advance_where(alive, state, next_state)
-        return LoopCarry(next_state, carry.num_done + (ended | ~alive), truncations, ahead), record
+        return LoopCarry(next_state, carry.num_done + (ended | ~alive).astype(jnp.int32), truncations, ahead), record
 
     def _transition(
         self, state: RolloutState, environment_params: PyTree, alive: jax.Array, keys: jax.Array, choose: Callable
@@ -236,7 +236,7 @@ class Simulator(NamedTuple):
             observation=transition.observation,
             policy_carry=policy_carry,
             episode_return=state.episode_return + reward,
-            episode_length=state.episode_length + alive,
+            episode_length=state.episode_length + alive.astype(jnp.int32),
             discounted_return=reward + self.discount * state.discounted_return,
         )
         in_chunks = self.policy.logits_chunk is not None

@@ -38,7 +38,7 @@ class Truncations(NamedTuple):
         num_slots = jax.tree.leaves(self.slots)[0].shape[1]
         is_next = truncated[:, None] & (self.count[:, None] == jnp.arange(num_slots)[None])
         new = jax.tree.map(lambda x: x[:, None], (state.observation, state.policy_carry))
-        return Truncations(select(is_next, new, self.slots), self.count + truncated)
+        return Truncations(select(is_next, new, self.slots), self.count + truncated.astype(jnp.int32))
 
 
 def final_observations(truncations: Truncations | None, state: RolloutState) -> PyTree:

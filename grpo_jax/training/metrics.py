@@ -13,21 +13,23 @@ def rollout_metrics(config: Config, trajectory: Trajectory, batch: Batch) -> Met
     """Scalars that summarise a rollout. An episode counts in the iteration in which it ends; NaN where none did."""
     episodes = jnp.stack([trajectory.episode_return, trajectory.episode_length.astype(jnp.float32)])
     ended = trajectory.ended
-    count = jnp.sum(ended)
+    count = jnp.sum(ended, dtype=jnp.float32)
 
     totals = jnp.sum(episodes, axis=(1, 2), where=ended)
     extremes = jnp.max(jnp.concatenate([episodes, -episodes]), axis=(1, 2), where=ended, initial=-jnp.inf)
 
     metrics = {
         "environment/steps": config.trunk_steps + jnp.sum(trajectory.valid, dtype=jnp.int32),
-        "episode/count": count.astype(jnp.float32),
+        "episode/count": count,
         "advantage/abs_mean": mean_or_missing(jnp.abs(batch.advantage), batch.mask),
     }
     for i, name in enumerate(("episode/return", "episode/length")):
         values = {"mean": totals[i] / jnp.maximum(count, 1), "min": -extremes[2 + i], "max": extremes[i]}
         metrics |= {f"{name}_{key}": jnp.where(count > 0, value, missing()) for key, value in values.items()}
     if config.env.limit_terminates:
-        metrics["episode/cut_fraction"] = jnp.where(count > 0, jnp.sum(trajectory.truncated) / count, missing())
+        metrics["episode/cut_fraction"] = jnp.where(
+            count > 0, jnp.sum(trajectory.truncated, dtype=jnp.float32) / count, missing()
+        )
     if config.env.reward_names:
         parts = jnp.sum(trajectory.reward_parts.values, axis=0)  # [B, K]
         judged = trajectory.reward_parts.judged

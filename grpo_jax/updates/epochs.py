@@ -67,8 +67,9 @@ def update_epochs(
         # The first update starts from the behaviour policy: its KL is 0 up to rounding, and says nothing.
         kl = jnp.where(within_limit & ~is_first, metrics["policy/kl_behaviour"], 0.0)
         old = Learner(flatten(learner.params), follow_kl(learner.opt_state, kl, hyperparams))
-        steps, opt_state = optimizer.update(gradient, old.opt_state, old.params)
-        new = Learner(optax.apply_updates(old.params, steps), opt_state)
+        with jax.numpy_dtype_promotion("standard"):  # optax mixes dtypes
+            steps, opt_state = optimizer.update(gradient, old.opt_state, old.params)
+            new = Learner(optax.apply_updates(old.params, steps), opt_state)
         finite = jnp.isfinite(metrics.pop("loss")) & jnp.isfinite(grad_norm)
         within_limit &= ~(metrics["policy/kl_behaviour"] > hyperparams.kl_limit)
         applied = finite & within_limit & (minibatch.num_valid > 0)

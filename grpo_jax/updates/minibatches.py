@@ -164,7 +164,7 @@ def make_gradient(
         carry = _take(batch.carry, minibatch.indices[:, ::members] // members)
         samples = along_envs(samples.replace(advantage=advantage, mask=mask, weight=weight, carry=carry), axis=1)
         samples = jax.lax.optimization_barrier(samples)  # or XLA repeats the gather wherever a sample is used
-        per_step = mask / jnp.maximum(minibatch.num_valid, 1.0)
+        per_step = mask.astype(float) / jnp.maximum(minibatch.num_valid, 1.0)
         (total, metrics), gradient = jax.value_and_grad(loss, argnums=2, has_aux=True)(
             config, policy, params, samples, per_step, hyperparams
         )
