@@ -7,13 +7,18 @@ import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 from saved_policies import save_policies
 
-from grpo_jax import Config
+import grpo_jax
+from grpo_jax import Config, Recording
+from grpo_jax.errors import ConfigError
+from grpo_jax.language import load_model, read_prompts
 from grpo_jax.policies import MLP
 from grpo_jax.recording import folder_lock
+from grpo_jax.recording.files import as_path
 from grpo_jax.recording.folder_lock import clean_up_on_error, lock_run_folder
 
 NUM_PROCESSES = 4
@@ -65,23 +70,6 @@ def test_of_several_processes_exactly_one_resumes(tmp_path):
         assert said[1].startswith("FileExistsError: another process is writing to") and "Wait for it" in said[1]
 
 
-def test_who_comes_second_leaves_the_lock_in_place(tmp_path, monkeypatch):
-    """The first took the lock between the creation of its file and the lock of the second."""
-    path, real, taken = tmp_path / ".lock", fcntl.flock, []
-
-    def flock(file, how):
-        if not taken:
-            taken.append(path.open("a"))
-            real(taken[0], how)
-        return real(file, how)
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    for _ in range(2):
-        with pytest.raises(FileExistsError, match="another process is writing"):
-            lock_run_folder(tmp_path, resume=True)
-    assert path.exists()
-
-
 def test_a_lock_on_a_file_that_was_removed_is_none(tmp_path, monkeypatch):
     """A process that left the folder unused removed it between the opening and the lock."""
     path, real, removed = tmp_path / ".lock", fcntl.flock, []
@@ -106,11 +94,30 @@ def test_a_folder_with_results_is_refused_and_left_alone(tmp_path, name):
     assert (tmp_path / name).read_text() == "old"
 
 
-def test_a_file_is_no_folder(tmp_path):
-    (tmp_path / "out").write_text("mine")
-    with pytest.raises(FileExistsError, match="is a file"):
-        lock_run_folder(tmp_path / "out")
-    assert (tmp_path / "out").read_text() == "mine"
+@pytest.mark.parametrize(
+    "place, said",
+    [
+        *[("file", "is a file"), ("file/in", "is a file"), ("loop", "broken link"), ("/dev/null/x", "is a file")],
+        *[("/proc/x", "cannot be written to: No such file"), ("n" * 300, "cannot be written to: File name too long")],
+    ],
+)
+def test_what_cannot_be_a_folder_is_one_line(place, said, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(OSError, match=f"{said}.*--out") as refused:
+        lock_run_folder(tmp_path / place)
+    assert "\n" not in str(refused.value) and {path.name for path in tmp_path.iterdir()} == {"file", "loop"}
+
+
+def test_a_path_is_what_a_user_means(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert as_path("~/runs") == tmp_path / "runs" == Recording("~/runs").out and as_path("a/~") == Path("a/~")
+    for read in (grpo_jax.load, load_model, read_prompts):
+        with pytest.raises(ConfigError, match=str(tmp_path)):
+            read("~/nothing")
+    for wrong in ("", None, 3, "a\0b", "~nobody_of_this_name/x"):
+        with pytest.raises(ConfigError, match="is no path: .*such as runs/mine"):
+            as_path(wrong)
 
 
 def test_an_error_removes_what_is_new_unless_an_iteration_is_recorded(tmp_path):

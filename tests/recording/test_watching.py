@@ -18,7 +18,7 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.recording.folder_lock import deferred_signals
 from grpo_jax.recording.metrics_file import read_metrics, truncate_metrics
 from grpo_jax.recording.run_folder import Recording
-from grpo_jax.recording.trackers import TensorBoard, WeightsAndBiases, log_table, over_seeds
+from grpo_jax.recording.trackers import Guarded, TensorBoard, WeightsAndBiases, log_table, over_seeds
 from grpo_jax.recording.training_warnings import DEAD_ITERATIONS, TrainingWarnings
 from grpo_jax.runs.memory import Memory
 from grpo_jax.runs.settings import settings_of
@@ -151,6 +151,33 @@ def test_weights_and_biases_goes_on_with_its_run(tmp_path, monkeypatch):
     assert first == second and first["mode"] == "offline" and first["resume"] == "allow" and first["config"] == {"a": 1}
     assert first["project"] == "mine"
     assert calls[1] == (0, {"loss/policy": 0.5, "environment_steps": 5}) and calls[4][0] == 1 and calls[5] == "finished"
+
+
+@pytest.mark.parametrize("where", ["begin", "record", "close"])
+def test_a_tracker_that_fails_is_left_out(where, caplog):
+    class Failing:
+        def __init__(self):
+            self.done("begin")
+
+        def record(self, *chunk):
+            self.done("record")
+
+        def close(self):
+            self.done("close")
+
+        def done(self, step):
+            calls.append(step)
+            if step == where:
+                raise BrokenPipeError(32, "Broken pipe")
+
+    calls: list[str] = []
+    tracker = Guarded(Failing)
+    for iteration in range(2):
+        tracker.record(iteration, np.array([[5]]), {})
+    tracker.close()
+    expected = {"begin": ["begin"], "record": ["begin", "record"], "close": ["begin", "record", "record", "close"]}
+    assert calls == expected[where]
+    assert caplog.text.count("failed (BrokenPipeError: [Errno 32] Broken pipe); the run goes on without it.") == 1
 
 
 def test_a_table_is_beside_the_metrics_of_its_iteration(monkeypatch):
