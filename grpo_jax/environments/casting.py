@@ -31,16 +31,9 @@ def without_weak_type(leaf: Any) -> jax.Array:
 def cast_like(tree: PyTree, like: PyTree, what: str) -> PyTree:
     """The arrays of `tree`, which comes from a step, with the dtypes of `like`, which comes from a reset.
 
-    In some environments the dtypes differ, such as a float after a reset and an integer after a step. A cast to a
-    narrower kind would lose information: from a float to an integer, or from an integer to a boolean.
-
-    Args:
-      tree: arrays and numbers.
-      like: arrays, or their shapes and dtypes.
-      what: name of the trees, for errors.
-
-    Raises:
-      ConfigError: the trees differ in their structure or in a shape, or a cast would lose information; with the leaf.
+    In some environments they differ, such as a float after a reset and an integer after a step. A cast to a narrower
+    kind would lose information, from a float to an integer or from an integer to a boolean: a ConfigError, as for
+    another structure or shape.
     """
     if jax.tree.structure(tree) != jax.tree.structure(like):
         raise ConfigError(f"{what} has {_difference(tree, like)}; return the same structure")
@@ -108,7 +101,7 @@ def _exactly(value: Any, dtype: Any, what: str) -> jax.Array | np.ndarray:
         return jnp.asarray(value, dtype)
     array = np.asarray(value)
     if array.dtype.kind not in "biuf":
-        raise ConfigError(f"{what} is {value!r}, but its type is {dtype}; give numbers")
+        raise ConfigError(f"{what} is of type {dtype}, but was given {type(value).__name__}; give numbers")
     with np.errstate(all="ignore"):
         cast = array.astype(dtype)
     lost = np.isfinite(array) & ~np.isfinite(cast) if jnp.issubdtype(dtype, jnp.floating) else cast != array

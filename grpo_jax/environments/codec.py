@@ -100,7 +100,7 @@ def action_codec(space: Any, name: str) -> tuple[ActionSpace, Callable]:
     offset = np.asarray(start, dtype) if np.any(start) else None
 
     def decode(action):
-        action = action.reshape(*space.shape).astype(dtype)
+        action = action.reshape(tuple(space.shape)).astype(dtype)
         return action if offset is None else action + offset
 
     return shape, decode

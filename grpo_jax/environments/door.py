@@ -113,10 +113,8 @@ def _scalar(value: Any, part: str, name: str) -> jax.Array:
         array = jnp.asarray(value)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{part} of {name!r} is {value!r}; return a number") from error
-    if array.shape or not jnp.isrealobj(array) or jnp.issubdtype(array.dtype, jax.dtypes.extended):
-        raise ConfigError(
-            f"{part} of {name!r} is {array.dtype}{list(array.shape)}; return a scalar, such as x[0] or x.all()"
-        )
+    if array.shape or not jnp.isrealobj(array):
+        raise ConfigError(f"{part} of {name!r} is {array.dtype}{list(array.shape)}; return a scalar, as x[0] is")
     return array
 
 

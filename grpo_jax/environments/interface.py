@@ -19,10 +19,6 @@ from grpo_jax.types import PyTree
 
 _PARTS = ("default_params", "action_space", "reset_env", "step_env", "is_truncated")
 SIX = ("observation", "state", "reward", "terminated", "truncated", "info")
-_NEEDS_VALUES = (
-    *(jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError),
-    jax.errors.TracerIntegerConversionError,
-)
 _INSTEAD = {"step": "step_env", "reset": "reset_env"}
 _NOWHERE = 1000
 
@@ -75,59 +71,46 @@ def opened(env: Any) -> Any:
         )
     if inner is None:
         return env
-    attribute, environment = inner[0], opened(inner[1])
+    environment = opened(inner[1])
     if overridden:
-        return Opened(_around(env, attribute, WithoutResets(environment)), env_name(env))
+        inside = environment if _steps_whole(environment) else _derived(environment, {}, reset=_reset, step=_step)
+        parts = {"name": env_name(env), "reset_env": lambda self, key, params: self.reset(key, params)}
+        return _derived(env, {inner[0]: inside}, **parts, steps_whole=True)
     if environment is not inner[1]:
         raise ConfigError(f"{env_name(env)} would go round {env_name(environment)}; define reset and step")
     return env
 
 
-class Opened:
-    """The environment of a wrapper of `reset` and `step`; all else is the wrapper's, or of the environment inside."""
-
-    def __init__(self, wrapper: Any, name: str):
-        self.wrapper, self.name = wrapper, name
-
-    def __getattr__(self, part: str) -> Any:
-        if part.startswith("__") or part == "wrapper":
-            raise AttributeError(part)
-        return getattr(self.wrapper, part)
-
-    def reset_env(self, key: jax.Array, params: Any) -> tuple:
-        """The wrapper's reset."""
-        return self.wrapper.reset(key, params)
+def _steps_whole(env: Any) -> bool:
+    """Whether it is an opened wrapper, whose `reset` and `step` begin no new episode."""
+    return getattr(type(env), "steps_whole", False)
 
 
-class WithoutResets:
-    """What a wrapper finds inside: an environment whose `reset` and `step` are gymnax's without the new episode."""
+def _derived(env: Any, attributes: Mapping[str, Any], **parts: Any) -> Any:
+    """A copy of the object with other attributes, and with these parts in its class."""
+    kind = type(env)
+    made = object.__new__(type(kind.__name__, (kind,), {"__module__": kind.__module__, **parts}))
+    vars(made).update(vars(env) | attributes)
+    return made
 
-    def __init__(self, env: Any):
-        self.env = env
 
-    def __getattr__(self, part: str) -> Any:
-        if part.startswith("__") or part == "env":
-            raise AttributeError(part)
-        return getattr(self.env, part)
+def _reset(self: Any, key: jax.Array, params: Any = None) -> tuple:
+    return self.reset_env(key, self.default_params if params is None else params)
 
-    def reset(self, key: jax.Array, params: Any = None) -> tuple:
-        """A new episode."""
-        return self.env.reset_env(key, self.default_params if params is None else params)
 
-    def step(self, key: jax.Array, state: PyTree, action: Any, params: Any = None) -> tuple:
-        """A step, with the entries that gymnax's adds to the info."""
-        params = self.default_params if params is None else params
-        observation, state, reward, *ends, info = stepped(self.env, key, state, action, params)
-        ended = dict(zip(SIX[3:5], ends, strict=True))
-        return observation, state, reward, *ends, {**(info or {}), **ended, "final_observation": observation}
+def _step(self: Any, key: jax.Array, state: PyTree, action: Any, params: Any = None) -> tuple:
+    """gymnax's `step` without the new episode."""
+    params = self.default_params if params is None else params
+    observation, *others, ended, cut, info = stepped(self, key, state, action, params)
+    added = {"terminated": ended, "truncated": cut, "final_observation": observation}
+    return observation, *others, ended, cut, {**(info or {}), **added}
 
 
 def stepped(env: Any, key: jax.Array, state: PyTree, action: Any, params: Any) -> tuple:
     """The six values of a step without a reset: observation, state, reward, terminated, truncated, info."""
-    name = env_name(env)
-    if isinstance(env, Opened):
-        return as_values(env.wrapper.step(key, state, action, params), SIX, f"step of {name!r}")
-    returned = env.step_env(key, state, action, params)
+    if _steps_whole(env):
+        return as_values(env.step(key, state, action, params), SIX, f"step of {env_name(env)!r}")
+    returned, name = env.step_env(key, state, action, params), env_name(env)
     observation, state, *ends, info = as_values(returned, (*SIX[:4], SIX[5]), f"step_env of {name!r}")
     with naming("is_truncated", name):
         return observation, state, *ends, env.is_truncated(state, params), info
@@ -142,10 +125,8 @@ def naming(part: str, name: str) -> Iterator[None]:
         raise
     except Exception as error:
         advice = "; its arguments are traced: write jnp.where or jax.lax.cond for `if`, and jnp for numpy"
-        raise ConfigError(
-            f"{part} of {name!r}: {type(error).__name__}: {first_line(error)}"
-            f"{advice if isinstance(error, _NEEDS_VALUES) else ''}"
-        ) from error
+        advice = advice if isinstance(error, jax.errors.JAXTypeError) else ""
+        raise ConfigError(f"{part} of {name!r}: {type(error).__name__}: {first_line(error)}{advice}") from error
 
 
 def _inside(env: Any, levels: int = 8) -> tuple[str, Any] | None:
@@ -174,10 +155,3 @@ def _depth(env: Any, part: str) -> int:
 
 def _is_base(each: type) -> bool:
     return (each.__module__, each.__name__) == ("gymnax.environments.environment", "Environment")
-
-
-def _around(wrapper: Any, attribute: str, inner: Any) -> Any:
-    """A copy of the wrapper around another environment."""
-    made = object.__new__(type(wrapper))
-    vars(made).update(vars(wrapper) | {attribute: inner})
-    return made

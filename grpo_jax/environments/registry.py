@@ -10,7 +10,7 @@ import jax
 from grpo_jax.environments.door import from_gymnax
 from grpo_jax.environments.environment import Environment
 from grpo_jax.environments.gymnax_names import registered
-from grpo_jax.environments.interface import Opened, opened
+from grpo_jax.environments.interface import opened
 from grpo_jax.environments.lean import lean_or_same
 from grpo_jax.environments.parameters import static_parameters
 from grpo_jax.environments.suites import SUITES, from_suite
@@ -48,7 +48,7 @@ def _made(found: Any, params: Mapping[str, Any]) -> Environment:
     if isinstance(found, RigidBodies):
         return with_model_parameters(found, params)
     made = from_gymnax(found, params)
-    is_known = type(found).__module__.startswith(("gymnax.", "grpo_jax.")) and not isinstance(found, Opened)
+    is_known = type(found).__module__.startswith(("gymnax.", "grpo_jax."))
     return made if is_known or made.on_host else checked_limit(found, made, params)
 
 

@@ -5,11 +5,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gymnax.environments import spaces
 from probes import Probe, difference, random_play
 
 from grpo_jax.environments import make_environment
-from grpo_jax.environments.spaces import Box, Discrete, MultiDiscrete
+from grpo_jax.environments.spaces import Discrete
 
 
 def test_cartpole_is_gymnax_cartpole_bitwise():
@@ -130,39 +129,6 @@ def test_an_integer_observation_becomes_one_hot():
         state = moved.state
         assert np.array_equal(moved.observation, np.eye(16)[int(state.position)])
     assert int(state.position) > 0
-
-
-class Shaped(Probe):
-    """Observes the sum of its action, and asserts that the action has the shape of its space."""
-
-    def __init__(self, space):
-        self.space = space
-
-    def action_space(self, params):
-        return self.space
-
-    def step_env(self, key, state, action, params):
-        parts = action if isinstance(action, tuple) else (action,)
-        assert [part.shape for part in parts] == ([()] * 3 if isinstance(action, tuple) else [self.space.shape])
-        _, state, reward, terminated, info = super().step_env(key, state, 0, params)
-        return jnp.stack([sum(jnp.sum(part) for part in parts), 0.0]), state, reward, terminated, info
-
-
-@pytest.mark.parametrize(
-    "space, expected, action",
-    [
-        (spaces.Box(-2.0, 2.0, ()), Box((-2.0,), (2.0,)), [1.5]),
-        (spaces.Box(-1.0, jnp.array([1.0, 2.0]), (2,)), Box((-1.0, -1.0), (1.0, 2.0)), [0.5, 1.0]),
-        (spaces.Box(0.0, jnp.inf, (2, 2)), Box((0.0,) * 4, (np.inf,) * 4), [0.5, 1.0, 0.0, 0.0]),
-        (spaces.Tuple([spaces.Discrete(n) for n in (2, 3, 4)]), MultiDiscrete((2, 3, 4)), [1, 0, 2]),
-    ],
-)
-def test_an_action_arrives_in_the_shape_of_its_space(space, expected, action):
-    env = make_environment(Shaped(space))
-    assert env.action_space == expected
-    state, _ = env.reset(jax.random.key(0), env.params)
-    moved = env.step(jax.random.key(0), state, jnp.array(action), env.params)
-    assert moved.observation[0] == sum(action)
 
 
 def test_minatar_observations_are_bytes_without_loss():

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_other_suites import import_suite
 
 from grpo_jax.environments import make_environment
 from grpo_jax.environments.spaces import Discrete
@@ -144,19 +143,3 @@ def test_masks_of_the_parts_of_an_action_become_one_mask():
     joint = np.asarray(env.action_mask(state, None))
     for action in range(64):
         assert joint[action] == all(parts[i, a] for i, a in enumerate(np.unravel_index(action, (4, 4, 4))))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["navix:Navix-Empty-5x5-v0", "xland:MiniGrid-Empty-5x5"])
-def test_grids_are_drawn(name):
-    import_suite(name)
-    from grpo_jax.rendering import make_renderer
-
-    env = make_environment(name)
-    states, observations = jax.vmap(lambda key: env.reset(key, env.params))(jax.random.split(jax.random.key(0), 2))
-    states = jax.tree.map(lambda leaf: leaf[None], states)
-    states = jax.tree.map(
-        lambda leaf: leaf if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else np.asarray(leaf), states
-    )
-    frames = make_renderer(name).frames(states, observations[None])
-    assert frames.shape[:2] == (1, 2) and frames.shape[-1] == 3 and frames.dtype == np.uint8 and frames.std() > 10

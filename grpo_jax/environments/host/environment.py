@@ -14,13 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax.environments.codec import host_actions, observation_shapes
-from grpo_jax.environments.host.episodes import DIGEST_BYTES, Episodes, Moment
+from grpo_jax.environments.host.episodes import Episodes, Moment
 from grpo_jax.environments.parameters import TimeLimit
 from grpo_jax.errors import ConfigError
 from grpo_jax.host_calls import call_host
 from grpo_jax.types import PyTree
 
-_DIGEST = jax.ShapeDtypeStruct((DIGEST_BYTES // 4,), jnp.uint32)
+_DIGEST = jax.ShapeDtypeStruct((2,), jnp.uint32)
 
 
 class HostState(NamedTuple):
@@ -64,6 +64,7 @@ class HostEnvironment:
         self.action_space, self.observation_space = lambda _: first.action_space, lambda _: first.observation_space
         given = observation_shapes(first.observation_space, self.name)
         self._leaves, self._structure = jax.tree.flatten(given)
+        self._moved = *self._leaves, jax.ShapeDtypeStruct((), jnp.float32), jax.ShapeDtypeStruct((), bool)
         self._action, decode = host_actions(first.action_space, self.name)
         limit = max_steps or getattr(getattr(first, "spec", None), "max_episode_steps", None)
         self.default_params = TimeLimit(limit or 0)  # without any limit the door refuses 0, unless env_params has one
@@ -81,7 +82,7 @@ class HostEnvironment:
     def reset_env(self, key: jax.Array, params: Any) -> tuple[PyTree, HostState]:
         """As in gymnax. The seed is uniform in [0, 2^31 - 1)."""
         seed = jax.random.randint(key, (), 0, jnp.iinfo(jnp.int32).max)
-        *leaves, digest = call_host(self._starts, (*self._leaves, _DIGEST), seed)
+        digest, *leaves = call_host(self._starts, (_DIGEST, *self._leaves), seed)
         shape = (params.max_steps_in_episode, *self._action.shape)
         state = HostState(seed, jnp.zeros(shape, self._action.dtype), jnp.int32(0), digest, jnp.bool_(False))
         return self._structure.unflatten(leaves), state
@@ -89,9 +90,7 @@ class HostEnvironment:
     def step_env(self, key: jax.Array, state: HostState, action: jax.Array, params: Any) -> tuple:
         """As in gymnax. All randomness comes from the seed. After the end of an episode the host does nothing."""
         action = jnp.asarray(action, self._action.dtype)
-        flag, real = jax.ShapeDtypeStruct((), bool), jax.ShapeDtypeStruct((), jnp.float32)
-        results = (*self._leaves, _DIGEST, real, flag)
-        *leaves, digest, reward, terminated = call_host(self._steps, results, state, action)
+        digest, *leaves, reward, terminated = call_host(self._steps, (_DIGEST, *self._moved), state, action)
         time = state.time + 1
         ended = state.ended | terminated | (time >= params.max_steps_in_episode)
         after = HostState(state.seed, state.actions.at[state.time].set(action), time, digest, ended)
@@ -102,12 +101,12 @@ class HostEnvironment:
 
     def _starts(self, seed):
         seed = np.asarray(seed)
-        return self._arrays(self.episodes.start, [(each,) for each in seed.reshape(-1).tolist()], seed.shape)[:-2]
+        return self._arrays(self.episodes.start, [(each,) for each in seed.reshape(-1).tolist()], seed.shape)
 
     def _steps(self, state, action):
         shape = np.shape(state.seed)
         rows = [np.asarray(x).reshape(-1, *np.shape(x)[len(shape) :]) for x in (*state, action)]
-        idle = Moment(bytes(DIGEST_BYTES), [np.zeros(leaf.shape, leaf.dtype) for leaf in self._leaves])
+        idle = Moment(bytes(8), [np.zeros(each.shape, each.dtype) for each in self._moved])
 
         def step(seed, actions, time, digest, ended, action):
             known = int(seed), digest.tobytes(), actions[:time], action, len(actions)
@@ -116,13 +115,11 @@ class HostEnvironment:
         return self._arrays(step, list(zip(*rows, strict=True)), shape)
 
     def _arrays(self, function, arguments, shape):
-        """Of the moments that the calls give: the observation's, digests, rewards and terminations."""
+        """Of the moments that the calls give: the digests, and each array."""
         try:
             moments = self.episodes.batch(function, arguments)
         except Exception as error:
             raise RuntimeError(f"environment {self.name!r} on the host: {type(error).__name__}: {error}") from error
-        digests, observations, rewards, terminated = zip(*moments, strict=True)
-        digests = np.frombuffer(b"".join(digests), np.uint32).reshape(-1, *_DIGEST.shape)
-        arrays = [np.stack(leaves) for leaves in zip(*observations, strict=True)]
-        arrays += [digests, np.array(rewards, np.float32), np.array(terminated, bool)]
-        return tuple(array.reshape((*shape, *array.shape[1:])) for array in arrays)
+        digests = np.frombuffer(b"".join(moment.digest for moment in moments), np.uint32)
+        stacks = map(np.stack, zip(*(moment.arrays for moment in moments), strict=True))
+        return (digests.reshape((*shape, 2)), *(stack.reshape((*shape, *stack.shape[1:])) for stack in stacks))

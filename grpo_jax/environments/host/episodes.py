@@ -11,24 +11,21 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from grpo_jax.environments.casting import as_values, exact_leaves
 from grpo_jax.types import PyTree
 
-DIGEST_BYTES = 8
-"""Two of 10^6 states have equal digests with probability 3e-8."""
-
 _STEP = "observation", "reward", "terminated", "truncated", "info"
+_NUMBERS = tuple(jax.ShapeDtypeStruct((), dtype) for dtype in (np.float32, np.bool_, np.bool_))
 
 
 class Moment(NamedTuple):
     """A state of an episode, and how it was reached."""
 
-    digest: bytes  # of the seed, and of all actions and results up to here
-    leaves: list[np.ndarray]  # of the observation
-    reward: float = 0.0
-    terminated: bool = False
+    digest: bytes  # 8, of the seed, and of all actions and results up to here: two of 10^6 are equal with 3e-8
+    arrays: list[np.ndarray]  # of the observation and, after a step, the reward and whether it terminated
 
 
 class Episodes:
@@ -72,7 +69,7 @@ class Episodes:
             instance = self._standing.pop(digest, None) or self._replayed(seed, digest, actions, limit)
             moment = self._moments[key] = self._moved(instance, digest, action, time, limit)
             self.num_steps += 1
-            if moment.terminated or time == limit or moment.digest in self._standing:
+            if moment.arrays[-1] or time == limit or moment.digest in self._standing:
                 self._free.append(instance)
             else:
                 self._standing[moment.digest] = instance
@@ -88,23 +85,19 @@ class Episodes:
     def _begin(self, seed: int) -> tuple[Any, Moment]:
         instance = self._free.pop() if self._free else self._checked(self._make())
         observation, _ = as_values(instance.reset(seed=seed), _STEP[::4], "reset")
-        leaves = exact_leaves(self._given, observation, "an observation", single=True)
-        return instance, Moment(_digest(seed.to_bytes(8, "little"), *leaves), leaves)
+        arrays = exact_leaves(self._given, observation, "an observation", single=True)
+        return instance, Moment(_digest(seed.to_bytes(8, "little"), *arrays), arrays)
 
     def _moved(self, instance: Any, digest: bytes, action: np.ndarray, time: int, limit: int) -> Moment:
-        observation, *numbers, _ = as_values(instance.step(self._decode(action)), _STEP, "step")
-        for name, number in zip(_STEP[1:4], map(np.asarray, numbers), strict=True):
-            if number.size != 1 or number.dtype.kind not in "biuf":
-                raise ValueError(f"step returns {name} = {number!r}; return a number")
-        reward, terminated, truncated = (np.asarray(number).item() for number in numbers)
-        if truncated and not terminated and time < limit:
+        returned = as_values(instance.step(self._decode(action)), _STEP, "step")[:4]
+        given = self._given, *_NUMBERS
+        *arrays, truncated = exact_leaves(given, returned, "what step gives", single=True)
+        if truncated and not arrays[-1] and time < limit:
             raise ValueError(
                 f"the environment truncates an episode after {time} steps, before max_steps_in_episode={limit}; use "
                 f"max_steps_in_episode={time}, or terminate there"
             )
-        leaves = exact_leaves(self._given, observation, "an observation", single=True)
-        reward, terminated = np.float32(reward), np.bool_(terminated)
-        return Moment(_digest(digest, action.tobytes(), *leaves, reward, terminated), leaves, reward, terminated)
+        return Moment(_digest(digest, action.tobytes(), *arrays), arrays)
 
     def _replayed(self, seed: int, digest: bytes, actions: np.ndarray, limit: int) -> Any:
         """An instance at this state, from the beginning of its episode."""
@@ -123,4 +116,4 @@ class Episodes:
 
 def _digest(*parts: Any) -> bytes:
     parts = (part if isinstance(part, bytes) else part.tobytes() for part in parts)
-    return hashlib.blake2b(b"".join(parts), digest_size=DIGEST_BYTES).digest()
+    return hashlib.blake2b(b"".join(parts), digest_size=8).digest()

@@ -1,0 +1,250 @@
+"""One codec: environments get and show what is in their spaces, in rollouts, `act`, exports, stacks, on the host."""
+
+import gymnasium
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnax.environments import spaces as gymnax_spaces
+from probes import Probe
+from small import small_config
+
+from grpo_jax import Config, Hyperparams
+from grpo_jax.commands.export import make_program
+from grpo_jax.environments import Box, Discrete, HostEnvironment, MultiDiscrete, make_environment, stack_frames
+from grpo_jax.environments.casting import exact_leaves
+from grpo_jax.errors import ConfigError
+from grpo_jax.observations import channels_first
+from grpo_jax.policies.normalization import Normalizer
+from grpo_jax.recording.trained_policy import TrainedPolicy
+
+KEY = jax.random.key(0)
+
+
+class Taking(Probe):
+    """Takes actions in a space, observes their sum, and keeps the last one."""
+
+    def __init__(self, space):
+        self.space = space
+
+    def action_space(self, params):
+        return self.space
+
+    def step_env(self, key, state, action, params):
+        _, state, *others = super().step_env(key, state, 0, params)
+        total = sum(jnp.sum(part) for part in jax.tree.leaves(action))
+        return jnp.stack([jnp.asarray(total, jnp.float32), 0.0]), state, *others
+
+
+class OnHost(gymnasium.Env):
+    """Takes and observes what spaces allow, and checks the actions."""
+
+    def __init__(self, observation_space, action_space):
+        self.observation_space, self.action_space = observation_space, action_space
+
+    def reset(self, *, seed=None, options=None):
+        self.observation_space.seed(seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        return self.observation_space.sample(), float(np.sum(action)), False, False, {}
+
+
+class Derived(spaces.Discrete):
+    """A class of one's own is known by the one that it is derived from."""
+
+
+gym, gymnax_ = spaces, gymnax_spaces
+SPACES = {
+    "gymnax Box of a number": (gymnax_.Box(-2.0, 2.0, ()), Box((-2.0,), (2.0,)), [1.5], 1.5),
+    "gymnax Box": (
+        gymnax_.Box(0.0, jnp.inf, (2, 2)),
+        Box((0.0,) * 4, (np.inf,) * 4),
+        [0.5, 1, 0, 0],
+        [[0.5, 1], [0, 0]],
+    ),
+    "gymnax Tuple": (gymnax_.Tuple([gymnax_.Discrete(n) for n in (2, 3)]), MultiDiscrete((2, 3)), [1, 2], (1, 2)),
+    "Tuple with starts": (
+        gym.Tuple([gym.Discrete(2, start=7), gym.Discrete(3)]),
+        MultiDiscrete((2, 3)),
+        [1, 2],
+        (8, 2),
+    ),
+    "Discrete": (gym.Discrete(3, start=-1), Discrete(3), 2, 1),
+    "Derived": (Derived(300, start=5), Discrete(300), 299, 304),
+    "MultiBinary": (gym.MultiBinary((1, 3)), MultiDiscrete((2,) * 3), [1, 0, 1], [[1, 0, 1]]),
+    "MultiDiscrete": (gym.MultiDiscrete([[2, 3]], start=[[4, -5]]), MultiDiscrete((2, 3)), [1, 2], [[5, -3]]),
+    "Box of float64": (gym.Box(-2, 2, (2, 1), np.float64), Box((-2.0,) * 2, (2.0,) * 2), [0.25, -2], [[0.25], [-2]]),
+}
+
+
+@pytest.mark.parametrize("case", SPACES)
+def test_an_action_arrives_as_its_space_has_it(case):
+    space, canonical, action, own = SPACES[case]
+    env, action = make_environment(Taking(space)), jnp.array(action)
+    assert env.action_space == canonical
+    taken = env.codec.decode(action)
+    assert jax.tree.map(lambda x: np.asarray(x).tolist(), taken) == own
+    shapes = [part.shape for part in (space.spaces if isinstance(own, tuple) else [space])]
+    assert [part.shape for part in jax.tree.leaves(taken)] == shapes
+    state, _ = env.reset(KEY, env.params)
+    total = sum(np.sum(part) for part in jax.tree.leaves(own))
+    assert env.step(KEY, state, action, env.params).observation[0] == total
+    batch = jax.vmap(env.codec.decode)(jnp.stack([action] * 2))
+    np.testing.assert_array_equal(jax.tree.leaves(batch)[0][1], jax.tree.leaves(taken)[0])
+    if isinstance(space, gymnasium.Space) and not isinstance(own, tuple):
+        env = make_environment(HostEnvironment(lambda: OnHost(gym.Discrete(2), space), max_steps=3))
+        assert env.action_space == canonical
+        moved = env.step(None, env.reset(KEY, {})[0], action, {})
+        assert moved.reward == total and moved.state.time == 1
+
+
+@pytest.mark.parametrize(
+    "space",
+    [gym.Box(0, 10, (2,), np.int32), gymnax_.Box(0, 10, (2,), jnp.int32), gym.Text(3), 3]
+    + [
+        gym.Dict(a=gym.Discrete(2)),
+        gymnax_.Tuple([gymnax_.Tuple([gymnax_.Discrete(2)])]),
+        type("Mine", (), {"n": 3})(),
+    ],
+)
+def test_other_spaces_are_refused_by_name(space):
+    with pytest.raises(
+        ConfigError, match="actions of 'Probe' in .* are not supported; use Discrete, .*Tuple of Discrete"
+    ):
+        make_environment(Taking(space))
+
+
+NESTED = gym.Dict(
+    image=gym.Box(0, 255, (5, 4, 3), np.uint8),
+    deep=gym.Tuple([gym.Discrete(3, start=-1), gym.MultiBinary(2), gym.Box(-1, 1, (2,), np.float64)]),
+    counts=gym.MultiDiscrete([2, 3]),
+)
+
+
+def policy_of(environment, **fields):
+    """An untrained policy, which acts."""
+    config = small_config("ppo", environment, num_envs=2, num_steps=4, **fields)
+    parts = Normalizer(None, None), Hyperparams(), {}, np.float32(0), np.int64(0), np.int32(0)
+    return TrainedPolicy("run", config, config.policy.init(KEY), *parts)
+
+
+def test_a_policy_takes_and_gives_what_an_environment_on_the_host_does():
+    space = gym.MultiDiscrete([2, 3], start=[-4, 5])
+    policy = policy_of(HostEnvironment(lambda: OnHost(NESTED, space), max_steps=3))
+    observation = policy.config.env.observation
+    assert observation["deep"][0].shape == (3,), "one-hot"
+    assert [leaf.dtype for leaf in jax.tree.leaves(observation)] == [
+        jnp.int32,
+        jnp.float32,
+        jnp.int8,
+        jnp.float32,
+        jnp.uint8,
+    ]
+    NESTED.seed(0)
+    seen = NESTED.sample()
+    assert space.contains(np.asarray(policy.act(seen), space.dtype))
+    both = policy.act(jax.tree.map(lambda *x: np.stack(x), seen, NESTED.sample()), KEY)
+    assert both.shape == (2, 2) and (both >= np.array([-4, 5])).all()
+    program = make_program(policy, greedy=True)
+    batch = jax.tree.map(lambda x: jnp.asarray(x)[None], seen)
+    np.testing.assert_array_equal(program.function(batch)[0], policy.act(seen))
+    assert program.arguments["observation"]["deep"][0].dtype == jnp.int32
+
+
+def test_a_policy_of_gymnax_gives_its_tuple_and_takes_its_integers():
+    action = policy_of(Taking(SPACES["Tuple with starts"][0])).act(np.zeros(2))
+    assert isinstance(action, tuple) and action[0] in (7, 8)
+    lake = policy_of("FrozenLake-misc", frame_stack=2)
+    env = lake.config.env
+    assert env.codec.given == jax.ShapeDtypeStruct((2,), jnp.int32) and env.observation.shape == (32,)
+    np.testing.assert_array_equal(env.codec.encode(jnp.array([3, 1])), np.eye(16)[[3, 1]].reshape(-1))
+    assert lake.act([3, 1]).shape == () and lake.act(np.array([[3, 1]] * 5)).shape == (5,)
+    with pytest.raises(ConfigError, match="has .*0.5.*type is int32"):
+        lake.act([0.5, 1])
+    jitted = jax.jit(lambda x: lake.act(x))
+    assert jitted(jnp.array([3, 1])) == lake.act([3, 1])
+    with pytest.raises(ConfigError, match="is float32, but its type is int32; convert it"):
+        jitted(jnp.zeros(2))
+
+
+def test_what_loses_digits_alone_is_cast():
+    given = {"real": jax.ShapeDtypeStruct((2,), jnp.float32), "byte": jax.ShapeDtypeStruct((), jnp.uint8)}
+    real, byte = reversed(exact_leaves(given, {"byte": 7.0, "real": [1 / 3, np.inf]}, "it", single=True))
+    assert (byte, byte.dtype, real.dtype) == (7, np.uint8, np.float32) and real.tolist() == [np.float32(1 / 3), np.inf]
+
+
+@pytest.mark.parametrize("wide", [True, False])
+def test_codecs_have_the_types_of_double_precision(wide):
+    with jax.enable_x64(wide):
+        env = make_environment(Taking(gym.Box(-1, 1, (2, 3), np.float64)))
+        assert env.codec.decode(jnp.zeros(6)).dtype == (jnp.float64 if wide else jnp.float32)
+        with jax.disable_jit():
+            state, observation = env.reset(KEY, env.params)
+            moved = env.step(KEY, state, jnp.ones(6), env.params)
+        assert moved.observation[0] == 6 and moved.reward.dtype == jnp.float32
+
+
+# --- images with their channels first --------------------------------------------------------------------------------
+
+
+class Image(Probe):
+    def __init__(self, shape):
+        self.shape = shape
+
+    def get_obs(self, state, params=None, key=None):
+        image = jnp.arange(np.prod(self.shape)).reshape(self.shape) % 50
+        return (image + state.time).astype(jnp.uint8)
+
+
+IMAGES = {
+    (4, 36, 40): 4,
+    (1, 28, 28): 1,
+    (4, 48, 40, 3): 12,
+    (36, 40, 4): 4,
+    (10, 10, 4): 4,
+    (5, 7, 21): 21,
+}
+
+
+@pytest.mark.parametrize("shape", IMAGES)
+@pytest.mark.parametrize("num_frames", [1, 2])
+def test_a_convolution_reads_channels_where_they_are(shape, num_frames):
+    config = Config(environment=Image(shape), algorithm="ppo", num_envs=4, num_steps=4, frame_stack=num_frames)
+    params = jax.eval_shape(config.policy.init, KEY)
+    kernels = [
+        leaf
+        for path, leaf in jax.tree.leaves_with_path(params)
+        if "Conv_0']['kernel" in str(jax.tree_util.keystr(path))
+    ]
+    assert kernels and {kernel.shape[0] for kernel in kernels} == {9 * num_frames * IMAGES[shape]}
+
+
+def test_the_same_image_gives_the_same_values_wherever_its_channels_are():
+    first, last = Image((4, 36, 40)), Image((36, 40, 4))
+    last.get_obs = lambda *arguments, **named: jnp.moveaxis(first.get_obs(*arguments, **named), 0, -1)
+    assert channels_first((4, 36, 40)) and not channels_first((36, 40, 4))
+    one, other = (small_config("ppo", each, network="cnn") for each in (first, last))
+    params, images = one.policy.init(KEY), jax.random.randint(KEY, (3, 4, 36, 40), 0, 255).astype(jnp.uint8)
+    outputs = [
+        config.policy.step(params, x, one.policy.initial_carry(params, 3))[:2]
+        for config, x in ((one, images), (other, jnp.moveaxis(images, 1, -1)))
+    ]
+    jax.tree.map(np.testing.assert_array_equal, *outputs)
+    stacked = stack_frames(make_environment(first), 3)
+    assert stacked.observation.shape == (36, 40, 12) and stacked.codec.given.shape == (12, 36, 40)
+    state, observation = stacked.reset(KEY, stacked.params)
+    np.testing.assert_array_equal(
+        stacked.codec.encode(jnp.tile(first.get_obs(state.environment), (3, 1, 1))), observation
+    )
+
+
+def test_bits_are_those_of_gymnax_alone():
+    breakout = gymnax.make("Breakout-MinAtar")[0]
+    halved = type(
+        "Halved", (type(breakout),), {"get_obs": lambda self, *a, **k: super(type(self), self).get_obs(*a, **k) / 2}
+    )()
+    assert [make_environment(env).observation.dtype for env in (breakout, halved)] == [jnp.int8, jnp.float32]

@@ -1,0 +1,271 @@
+"""The door for environments: what its trial refuses, wrappers, early truncations, objects of any class."""
+
+import dataclasses
+from typing import Any
+
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gymnax.environments.classic_control import CartPole
+from gymnax.wrappers import purerl
+from probes import Probe, ProbeParams
+from small import small_config
+
+import grpo_jax
+from grpo_jax import Hyperparams, make_init, make_train_step, recorded_run
+from grpo_jax.environments import Discrete, group_parameters, make_environment
+from grpo_jax.errors import ConfigError
+from grpo_jax.policies import MLP
+from grpo_jax.rollouts.rollout import Simulator
+
+KEY = jax.random.key(0)
+
+
+class Plain:
+    """Observes its time, and pays 1. Subclasses break one part."""
+
+    default_params = ProbeParams()
+
+    def action_space(self, params):
+        return Discrete(2)
+
+    def reset_env(self, key, params):
+        return jnp.zeros(1), {"time": jnp.int32(0), "luck": jax.random.uniform(key)}
+
+    def step_env(self, key, state, action, params):
+        state = state | {"time": state["time"] + 1}
+        return jnp.full(1, state["time"], float), state, self.reward(state), state["time"] >= 9, {}
+
+    def reward(self, state):
+        return 1.0
+
+    def is_truncated(self, state, params):
+        return state["time"] >= params.max_steps_in_episode
+
+
+def with_step(change):
+    return {"step_env": lambda self, *arguments: change(Plain.step_env(self, *arguments))}
+
+
+def after(observation, **changes):
+    """A step with another observation, or other entries of the state."""
+    return with_step(lambda step: (observation, step[1] | changes, *step[2:]))
+
+
+def starting(start, step):
+    """A state with an entry that is `start` after a reset and `step` after a step."""
+
+    def reset_env(self, key, params):
+        return jnp.zeros(1), Plain.reset_env(self, key, params)[1] | {"inner": start}
+
+    return {"reset_env": reset_env} | after(jnp.zeros(1), inner=step)
+
+
+REFUSED = {
+    "a reward of shape (1,)": ({"reward": lambda self, state: jnp.ones(1)}, r"the reward of 'Own' is float32\[1\]"),
+    "no reward": ({"reward": lambda self, state: None}, "the reward of 'Own' is None"),
+    "a text": ({"reward": lambda self, state: "one"}, "the reward of 'Own' is 'one'"),
+    "a complex number": ({"reward": lambda self, state: 1j}, r"the reward of 'Own' is complex64\[\]"),
+    "an end of shape (1,)": (
+        with_step(lambda step: (*step[:3], jnp.ones(1, bool), {})),
+        r"terminated of 'Own' is bool\[1\]",
+    ),
+    "a limit of shape (1,)": ({"is_truncated": lambda *_: jnp.ones(1, bool)}, r"is_truncated of 'Own' is bool\[1\]"),
+    "gym's four values": (with_step(lambda step: step[:4]), "step_env of 'Own' returns 4 values; return the 5"),
+    "gymnax's six": (with_step(lambda step: (*step[:4], False, {})), "step_env of 'Own' returns 6 values"),
+    "no state": ({"reset_env": lambda *_: jnp.zeros(1)}, "reset_env of 'Own' returns .*Tracer; return the 2 values"),
+    "an info of another kind": (with_step(lambda step: (*step[:4], [1])), "the info of 'Own' is list"),
+    "an if": ({"reward": lambda self, state: 1.0 if state["time"] else 0.0}, "step_env of 'Own'.*write jnp.where"),
+    "numpy": ({"reward": lambda self, state: np.sin(state["luck"])}, "step_env of 'Own'.*and jnp for numpy"),
+    "its own error": ({"reward": lambda self, state: state["missing"]}, "step_env of 'Own': KeyError: 'missing'"),
+    "a space as attribute": ({"action_space": Discrete(2)}, "action_space of 'Own' is .*; make a method"),
+    "parameters as method": ({"default_params": lambda self: ProbeParams()}, "default_params of 'Own' must be"),
+    "a mask too long": ({"action_mask": lambda *_: jnp.ones(3, bool)}, r"action_mask of 'Own' has shape \(3,\)"),
+    "another shape": (
+        starting(jnp.zeros(3), jnp.zeros(4)),
+        r"'inner' of type float32\[3\] .* float32\[4\] after a step",
+    ),
+    "narrowed": (starting({"count": 0}, {"count": 0.5}), r"'inner/count' of type int32\[\] .* float32\[\].*same dtype"),
+    "a number for a bool": (starting(False, 1), r"'inner' of type bool\[\] .* int32\[\]"),
+    "another key": (starting({"a": 0}, {"a": 0, "b": 1}), "the state of 'Own' has 'inner/b' only after a step"),
+    "another structure": (starting((0, 1), [0, 1]), "the structure .* after a reset, but .* after a step"),
+    "another observation": (after(jnp.zeros(3)), r"the observation of 'Own' has type float32\[1\] .* float32\[3\]"),
+    "a dict": (after({"place": jnp.zeros(1)}), "the observation of 'Own' has .* after a step"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_keep_the_interface_is_refused_by_name_and_part(case):
+    parts, message = REFUSED[case]
+    with pytest.raises(ConfigError, match=message):
+        make_environment(type("Own", (Plain,), parts)())
+
+
+@pytest.mark.parametrize(
+    "start, step, dtype",
+    [(0.0, 3, jnp.float32), (1, True, jnp.int32), (jnp.int32(0), jnp.int8(3), jnp.int32), (np.float32(0), 2.5, None)],
+)
+def test_numbers_of_a_wider_kind_keep_the_dtype_of_the_reset(start, step, dtype):
+    env = make_environment(type("Own", (Plain,), starting(start, step))())
+    state, _ = env.reset(KEY, env.params)
+    moved = env.step(KEY, state, 0, env.params).state["inner"]
+    assert moved == step and moved.dtype == (dtype or jnp.float32) == state["inner"].dtype and not moved.weak_type
+
+
+class Times(purerl.GymnaxWrapper):
+    """Another reward, at the level of gymnax's wrappers."""
+
+    def __init__(self, env, factor):
+        super().__init__(env)
+        self.factor = factor
+
+    def step(self, key, state, action, params=None):
+        observation, state, reward, *others = self._env.step(key, state, action, params)
+        return observation, state, self.factor * reward, *others
+
+
+class TimesEnv(purerl.GymnaxWrapper):
+    """Another reward, at the level of the parts that are called here."""
+
+    def step_env(self, key, state, action, params):
+        observation, state, reward, *others = self._env.step_env(key, state, action, params)
+        return observation, state, 5 * reward, *others
+
+
+class OverridesStep(CartPole):
+    def step(self, key, state, action, params=None):
+        return super().step(key, state, action, params)
+
+
+@dataclasses.dataclass
+class Held:
+    """A wrapper that is a dataclass, with the environment under another name."""
+
+    base: Any
+    reset = property(lambda self: self.base.reset)
+
+    def __getattr__(self, part):
+        if part.startswith("__") or part == "base":
+            raise AttributeError(part)
+        return getattr(self.base, part)
+
+    def step(self, *arguments):
+        observation, state, reward, *others = self.base.step(*arguments)
+        return observation, state, reward + 6, *others
+
+
+def cart_pole():
+    return gymnax.make("CartPole-v1")[0]
+
+
+@pytest.mark.parametrize(
+    "wrapped, reward, name",
+    [
+        (lambda: Times(cart_pole(), 10.0), 10.0, "Times(CartPole-v1)"),
+        (lambda: Times(Times(cart_pole(), 2.0), 3.0), 6.0, "Times(Times(CartPole-v1))"),
+        (lambda: TimesEnv(cart_pole()), 5.0, "TimesEnv(CartPole-v1)"),
+        (lambda: Times(TimesEnv(Plain()), 2.0), 10.0, "Times(TimesEnv(Plain))"),
+        (lambda: Held(purerl.LogWrapper(cart_pole())), 7.0, "Held(LogWrapper(CartPole-v1))"),
+    ],
+)
+def test_a_wrapper_does_what_it_says(wrapped, reward, name):
+    env = make_environment(wrapped(), {"max_steps_in_episode": 3})
+    (state, _), step = env.reset(KEY, env.params), jax.jit(env.step)
+    for t in range(3):
+        moved = step(KEY, state, t % 2, env.params)
+        state = moved.state
+        assert (moved.reward, moved.truncated) == (reward, t == 2), "no reset, and the limit of the environment inside"
+    assert env.name == name and not env.truncates_early
+
+
+def test_wrappers_of_gymnax_change_observations_and_states():
+    breakout = gymnax.make("Breakout-MinAtar")[0]
+    flat = make_environment(purerl.FlattenObservationWrapper(breakout))
+    assert flat.observation == jax.ShapeDtypeStruct((400,), jnp.float32), "only gymnax's own are known to be bits"
+    sticky = make_environment(purerl.StickyActionWrapper(breakout, 1.0))
+    state, _ = sticky.reset(KEY, sticky.params)
+    assert sticky.step(KEY, state, 2, sticky.params).state.last_action == 0, "the first action sticks"
+
+
+@pytest.mark.parametrize(
+    "environment, message",
+    [
+        (lambda: TimesEnv(Times(cart_pole(), 2.0)), "would go round Times.CartPole-v1.; define reset and step"),
+        (OverridesStep, "OverridesStep overrides step, which is not called, .*override step_env"),
+    ],
+)
+def test_what_would_go_round_a_wrapper_is_refused(environment, message):
+    with pytest.raises(ConfigError, match=message):
+        make_environment(environment())
+
+
+class OutOfBounds(Probe):
+    """Truncated at its limit, or where a uniform number of the step is small."""
+
+    def is_truncated(self, state, params):
+        return super().is_truncated(state, params) | (jnp.sin(1e4 * state.mark * state.time) < -0.3)
+
+
+@pytest.mark.parametrize("network", [MLP((4,)), MLP((4,), recurrent="gru", recurrent_size=3)])
+def test_an_early_truncation_is_bootstrapped_from_its_true_final_observation(network):
+    config = small_config("ppo", OutOfBounds(), num_envs=4, num_steps=24, network=network)
+    env, params = config.env, config.policy.init(KEY)
+    assert env.truncates_early
+    simulator = Simulator(env, config.policy, params)
+
+    @jax.jit
+    def play():
+        start = simulator.reset(group_parameters(env, {}, 4, 1), KEY, 4)
+        _, trajectory = simulator.unroll(start, KEY, num_steps=24, auto_reset=True)
+        return trajectory
+
+    trajectory = jax.tree.map(np.asarray, play())
+    assert trajectory.truncated.sum(axis=0).max() > 24 // env.max_steps, "more often than the limit alone"
+    assert np.isfinite(trajectory.next_value).all()
+    goes_on = ~trajectory.ended[:-1]
+    np.testing.assert_allclose(trajectory.next_value[:-1][goes_on], trajectory.value[1:][goes_on], rtol=1e-5, atol=1e-6)
+    if network.recurrent is None:
+        t, b = np.argwhere(trajectory.truncated)[0]
+        final = trajectory.observation[t, b] + np.array([1.0, 0.0], np.float32)  # the next age, and the same mark
+        value = config.policy.step(params, final[None], config.policy.initial_carry(params, 1))[1]
+        np.testing.assert_allclose(trajectory.next_value[t, b], value[0], rtol=1e-5)
+    state = jax.jit(make_init(config))(KEY, Hyperparams())
+    _, metrics = jax.jit(make_train_step(config))(state)
+    assert metrics["optim/skipped_updates"] == 0
+
+
+def test_a_baseline_without_a_place_for_early_ends_is_refused():
+    with pytest.raises(ConfigError, match="'Probe' may truncate an episode before max_steps_in_episode, but the base"):
+        jax.eval_shape(make_init(small_config("kernel_gae", OutOfBounds(), num_steps=8)), KEY, Hyperparams())
+
+
+@pytest.mark.parametrize(
+    "is_truncated, early",
+    [
+        (lambda self, state, params: state["time"] >= params.max_steps_in_episode, False),
+        (lambda self, state, params: 2 * state["time"] >= params.max_steps_in_episode, True),
+        (lambda self, state, params: state["time"] >= 20, True),
+        (lambda self, state, params: state["luck"] < 0.2, True),
+    ],
+)
+def test_it_is_found_whether_the_steps_alone_decide(is_truncated, early):
+    assert make_environment(type("Own", (Plain,), {"is_truncated": is_truncated})()).truncates_early == early
+
+
+@dataclasses.dataclass
+class Unhashable(Plain):
+    """Equal by its fields, which are arrays: neither hash nor == work."""
+
+    weights: Any = dataclasses.field(default_factory=lambda: np.arange(3.0))
+
+
+def test_an_environment_that_is_a_dataclass_with_arrays_trains_records_loads_and_acts(tmp_path):
+    config = small_config("ppo", Unhashable(), num_steps=8)
+    keys = jax.random.split(KEY, 1)
+    recorded_run(config, Hyperparams(total_steps=64), keys, tmp_path / "run", console=False, compilation_cache=False)
+    policy = grpo_jax.load(tmp_path / "run", config=small_config("ppo", Unhashable(), num_steps=8))
+    assert policy.act(np.zeros(1)) in (0, 1)
+    returns = grpo_jax.evaluate(policy.config, policy.state(KEY), KEY, num_episodes=2).returns
+    assert returns.tolist() == [3, 3]
