@@ -100,24 +100,23 @@ class HostEnvironment:
         return state.time >= params.max_steps_in_episode
 
     def _starts(self, seed):
-        seed = np.asarray(seed)
-        return self._arrays(self.episodes.start, [(each,) for each in seed.reshape(-1).tolist()], seed.shape)
+        return self._arrays(lambda seed: self.episodes.start(int(seed)), seed)
 
     def _steps(self, state, action):
-        shape = np.shape(state.seed)
-        rows = [np.asarray(x).reshape(-1, *np.shape(x)[len(shape) :]) for x in (*state, action)]
         idle = Moment(bytes(8), [np.zeros(each.shape, each.dtype) for each in self._moved])
 
         def step(seed, actions, time, digest, ended, action):
             known = int(seed), digest.tobytes(), actions[:time], action, len(actions)
             return idle if ended else self.episodes.step(*known)
 
-        return self._arrays(step, list(zip(*rows, strict=True)), shape)
+        return self._arrays(step, *state, action)
 
-    def _arrays(self, function, arguments, shape):
-        """Of the moments that the calls give: the digests, and each array."""
+    def _arrays(self, function, *columns):
+        """The digests and each array of the moments that a function gives for each row of these columns."""
+        shape = np.shape(columns[0])
+        rows = [np.asarray(x).reshape((-1, *np.shape(x)[len(shape) :])) for x in columns]
         try:
-            moments = self.episodes.batch(function, arguments)
+            moments = self.episodes.batch(function, list(zip(*rows, strict=True)))
         except Exception as error:
             raise RuntimeError(f"environment {self.name!r} on the host: {type(error).__name__}: {error}") from error
         digests = np.frombuffer(b"".join(moment.digest for moment in moments), np.uint32)

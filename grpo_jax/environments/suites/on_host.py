@@ -1,5 +1,7 @@
 """Environments on the host that are registered with gymnasium."""
 
+import functools
+
 from grpo_jax.environments.host import HostEnvironment
 from grpo_jax.environments.suites.common import check_known
 from grpo_jax.errors import ConfigError
@@ -13,13 +15,9 @@ class Gymnasium(HostEnvironment):
 
         if ":" not in name:
             check_known("gymnasium", name, gymnasium.registry)
+        # gymnasium's own wrapper for the time limit would truncate before a longer max_steps_in_episode.
+        make = functools.partial(gymnasium.make, name, max_episode_steps=-1, disable_env_checker=True)
         try:
-            limit = gymnasium.spec(name).max_episode_steps
-
-            def make():
-                # gymnasium's own wrapper for the time limit would truncate before a longer max_steps_in_episode.
-                return gymnasium.make(name, max_episode_steps=-1, disable_env_checker=True)
-
-            super().__init__(make, name=f"gymnasium:{name}", max_steps=limit)
+            super().__init__(make, name=f"gymnasium:{name}", max_steps=gymnasium.spec(name).max_episode_steps)
         except gymnasium.error.Error as error:
             raise ConfigError(f"gymnasium cannot make {name!r}: {error}") from error
