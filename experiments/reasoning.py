@@ -16,7 +16,7 @@ import jax
 
 from grpo_jax.commands import lm
 from grpo_jax.commands.harness.command import command, make_console
-from grpo_jax.commands.harness.language_folders import model_folders
+from grpo_jax.commands.harness.language_training import model_folders
 from grpo_jax.commands.harness.limits import Count, Seeds, Share
 from grpo_jax.commands.harness.parsing import parse_known_flags
 from grpo_jax.language import learn_demonstrations, make_tiny_model, read_prompts, save_trained

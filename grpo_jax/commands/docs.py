@@ -6,9 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich.console import Console
-from rich.markdown import Markdown
-from rich.table import Table
 
 from grpo_jax.commands.harness.command import command
 from grpo_jax.commands.harness.parsing import parse_flags
@@ -24,18 +21,12 @@ class Arguments:
 
 
 def main(arguments: Arguments) -> None:
-    console, found = Console(highlight=False), pages()
-    if not arguments.topic:
-        table = Table("topic", "page", box=None)
-        for topic, path in sorted(found.items()):
-            table.add_row(topic, path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# "))
-        console.print(table)
-        return
+    texts = {topic: path.read_text(encoding="utf-8") for topic, path in sorted(pages().items())}
     topic = arguments.topic.lower().replace("-", "_").removesuffix(".md")
-    if topic not in found:
-        raise ConfigError(f"no page {arguments.topic!r}: {nearest(topic, found)}")
-    text = found[topic].read_text(encoding="utf-8")
-    console.print(Markdown(text, hyperlinks=False) if console.is_terminal else text, markup=False, soft_wrap=True)
+    if topic and topic not in texts:
+        raise ConfigError(f"no page {arguments.topic!r}: {nearest(topic, texts)}")
+    titles = (f"{name:20}{text.splitlines()[0].lstrip('# ')}" for name, text in texts.items())
+    print(texts[topic] if topic else "\n".join(titles))
 
 
 def pages() -> dict[str, Path]:

@@ -1,4 +1,4 @@
-"""The names that flags take: `grpo-jax list algorithms`, of environments, networks, suites or hyperparameters."""
+"""The names that flags take: `grpo-jax list algorithms`, of environments, networks or hyperparameters."""
 
 import dataclasses
 import importlib.util
@@ -29,22 +29,18 @@ def algorithms() -> Iterator[tuple[str, ...]]:
 
 def environments() -> Iterator[tuple[str, ...]]:
     for name in names():
-        yield (name,)
-    yield from ((f"{suite}:NAME",) for suite in sorted(SUITES))
-    yield ("package.module:Name",)
+        yield name, ""
+    packages = {"playground": "mujoco_playground", "xland": "xminigrid", "tokens": "grpo_jax"}
+    for suite in sorted(SUITES):
+        is_there = importlib.util.find_spec(packages.get(suite, suite)) is not None
+        yield f"{suite}:NAME", "" if is_there else "not installed"
+    yield "package.module:Name", ""
 
 
 def networks() -> Iterator[tuple[str, ...]]:
     yield "auto", "cnn for images, transformer where there is a prompt, else mlp"
     for name, network in NETWORKS.items():
         yield name, _first_sentence(inspect.getdoc(network))
-
-
-def suites() -> Iterator[tuple[str, ...]]:
-    packages = {"playground": "mujoco_playground", "xland": "xminigrid", "tokens": "grpo_jax"}
-    for suite in sorted(SUITES):
-        found = importlib.util.find_spec(packages.get(suite, suite)) is not None
-        yield f"{suite}:NAME", "" if found else "not installed"
 
 
 def hyperparameters() -> Iterator[tuple[str, ...]]:
@@ -56,7 +52,7 @@ def _first_sentence(text: str | None) -> str:
     return " ".join((text or "").split()).partition(". ")[0].rstrip(".")
 
 
-LISTS = {each.__name__: each for each in (algorithms, environments, networks, suites, hyperparameters)}
+LISTS = {each.__name__: each for each in (algorithms, environments, networks, hyperparameters)}
 
 
 @dataclasses.dataclass
@@ -64,7 +60,7 @@ class Arguments:
     """Prints the names that a flag takes, with a line each."""
 
     what: Annotated[str, tyro.conf.Positional] = ""
-    """algorithms, environments, networks, suites or hyperparameters."""
+    """algorithms, environments, networks or hyperparameters."""
 
 
 def main(arguments: Arguments) -> None:

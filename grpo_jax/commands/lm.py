@@ -16,8 +16,7 @@ from grpo_jax.algorithms import Algorithm, by_name
 from grpo_jax.commands.harness import language_training
 from grpo_jax.commands.harness.command import command, make_console, need_one_process
 from grpo_jax.commands.harness.language_flags import DEFAULTS, Arguments, parse
-from grpo_jax.commands.harness.language_folders import begun_date
-from grpo_jax.commands.harness.language_training import prompted
+from grpo_jax.commands.harness.language_training import begun_date, prompted
 from grpo_jax.devices.execution_plan import resolve_plan
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.groups import FRESH

@@ -131,7 +131,9 @@ def draw_learning_curves(axis: Any, runs: list[SavedRun], colors: dict[str, str]
 def draw_profiles(axis: Any, runs: list[SavedRun], colors: dict[str, str], name: str, finals: list[np.ndarray]) -> None:
     """The performance profile of each run's final returns, of that name."""
     axis.set(title="performance profile")
-    if say_too_few(axis, finals):
+    if min(map(len, finals)) == 1:
+        axis.text(0.5, 0.5, "needs several seeds of each run,\nbest 6 or more", ha="center", va="center")
+        axis.set_axis_off()
         return
     low, high = np.nanquantile(np.concatenate(finals), [0, 1])
     margin = 0.05 * (high - low or 1.0)
@@ -141,17 +143,6 @@ def draw_profiles(axis: Any, runs: list[SavedRun], colors: dict[str, str], name:
         axis.plot(thresholds, share, color=colors[run.label])
         axis.fill_between(thresholds, below, above, color=colors[run.label], alpha=0.2, linewidth=0)
     axis.set(xlabel=f"{name} τ", ylabel="share of seeds above τ", ylim=(-0.02, 1.02))
-
-
-def say_too_few(axis: Any, finals: list[np.ndarray]) -> bool:
-    """Whether a run has a single seed, which the panel then says in place of its picture."""
-    is_single = min(map(len, finals)) == 1
-    if is_single:
-        axis.text(
-            0.5, 0.5, "needs several seeds of each run,\nbest 6 or more (--num-seeds 6)", ha="center", va="center"
-        )
-        axis.set_axis_off()
-    return is_single
 
 
 def table(runs: list[SavedRun]) -> Table:

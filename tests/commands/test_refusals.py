@@ -14,7 +14,7 @@ from language_models import make_model
 
 from experiments import family
 from grpo_jax import TrainState
-from grpo_jax.commands import lm, plot, train
+from grpo_jax.commands import lm, train
 from grpo_jax.commands.harness.command import command, join_processes
 from grpo_jax.commands.harness.parsing import parse_flags, parse_known_flags
 from grpo_jax.errors import ConfigError
@@ -288,12 +288,6 @@ def test_a_failed_start_keeps_what_was_saved_before(saved_run, capsys, monkeypat
     assert contents(saved_run) == before and (saved_run / "metrics.jsonl").exists()
 
 
-EXHAUSTED = "RESOURCE_EXHAUSTED: Out of memory allocating 399999999996 bytes."
-
-
-@pytest.mark.parametrize("error", [MemoryError(), jax.errors.JaxRuntimeError(EXHAUSTED)])
-def test_memory_that_ends_anywhere(error, capsys):
-    assert "error: not enough memory" in refused(capsys, failing(error))
 
 
 def test_an_address_without_a_port():
@@ -322,11 +316,3 @@ def test_a_disk_that_is_full(tmp_path, capsys, monkeypatch):
     assert "error: [Errno 28] No space left on device. What was not written yet is lost; " in said
     assert said.count(f"{tmp_path / '[red]'} keeps 2 iterations of 'ppo on Catch-bsuite'") == 1
     assert len((tmp_path / "[red]" / "metrics.jsonl").read_text().splitlines()) == 2
-
-
-def test_a_picture_that_cannot_be_where_a_folder_is(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(plot, "read_all", lambda *_: [])
-    monkeypatch.setattr(plot, "plot", lambda runs, metric, out: out.open("wb"))
-    (tmp_path / "comparison.png").mkdir()
-    arguments = plot.Arguments(runs=(tmp_path,), out=tmp_path)
-    assert "error: [Errno 21] Is a directory" in refused(capsys, lambda: plot.main(arguments))

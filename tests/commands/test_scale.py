@@ -83,22 +83,6 @@ def test_an_absurd_number_is_refused_in_one_line(flag):
         parsed("--scale", "gpu", flag, "1" + "0" * 400)
 
 
-def test_the_help_shows_the_sizes_of_the_scale(capsys):
-    with pytest.raises(SystemExit):
-        parsed("--scale", "gpu", "--total-steps", "2e7", "--help")
-    lines = capsys.readouterr().out.splitlines()
-    for flag, default in (("scale", "gpu"), ("num-envs", "4096"), ("learning-rate", "0.0084")):
-        start = next(i for i, line in enumerate(lines) if line.startswith(f"  --{flag} "))
-        assert f"[{default}]" in " ".join(lines[start : start + 3])
-
-
-def test_both_ends_are_an_axis_of_a_sweep():
-    flags = ["--algorithm", "ppo", "--scale", "cpu", "gpu", "--total-steps", "8e6"]
-    plans = grid_of_flags(flags, jax.random.split(jax.random.key(0), 2)).plans
-    assert [plan.config.num_envs for plan in plans] == [32, 512]
-    assert [plan.hyperparams.learning_rate for plan in plans] == [2.5e-3, 3.5e-3]
-
-
 def test_mistakes_and_what_stays(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="unknown --scale 'cuda': use cpu, gpu"):
         parsed("--scale", "cuda")

@@ -2,9 +2,6 @@
 
 import dataclasses
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +11,7 @@ from grpo_jax.algorithms import name_of
 from grpo_jax.commands import train
 from grpo_jax.commands.harness.figures import solved_after
 from grpo_jax.commands.harness.settings import ENVIRONMENT_SETTINGS, tuned_settings
-from grpo_jax.policies import CNN, MLP, Transformer
+from grpo_jax.policies import MLP
 from grpo_jax.recording.files import write_json
 from grpo_jax.runs.progress import RunResult
 from grpo_jax.sweeps.runs import Run, summarise
@@ -60,35 +57,6 @@ def test_train_draws_an_episode(tmp_path):
         train.Arguments(config=config, hyperparams=Hyperparams(total_steps=64), out=tmp_path / "out", render=picture)
     )
     assert picture.read_bytes().startswith(b"GIF8")
-
-
-def run_command(*arguments: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-m", *arguments], capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=300
-    )
-
-
-def test_train_has_every_field_as_a_flag_with_help(capsys):
-    with pytest.raises(SystemExit):
-        train.parse(train.Arguments, ["--help-all"])
-    said = capsys.readouterr().out
-    lines = said.splitlines()
-    titles = [line.strip("─╭╮ ").removesuffix(" options") for line in lines if " options" in line and "--" not in line]
-    assert titles == "options config layers hyperparams recording evaluation devices".split()
-    kinds = Config, CNN, Transformer, Hyperparams
-    for field in {"num_seeds", "seed", "out", "render"}.union(*(kind.__dataclass_fields__ for kind in kinds)):
-        assert f"--{field.replace('_', '-')}" in said, field
-    assert "Parallel environments." in said and "0.0025" in said
-    assert said.startswith("usage: grpo-jax ")
-
-
-@pytest.mark.slow
-def test_a_mistake_is_one_line_and_exit_code_2():
-    """All others, and that nothing is lost: tests/commands/test_refusals.py."""
-    done = run_command("grpo_jax.commands.train", "--num-envs", "10", "--group-size", "4")
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
-    assert "use num_envs=8 or 12" in done.stderr
 
 
 def test_tuned_settings_are_defaults_however_flags_are_written():
