@@ -40,17 +40,23 @@ _DUAL_CLIP = _at_least_1(
 )
 
 
-def _number(default: float | None, allowed: _Range = _ANY, *, limit: bool = False) -> Any:
-    """A hyperparameter. Only a `limit` may be inf, which is none; fields of a subclass without a range may be too."""
-    return struct.field(default=default, metadata={"range": allowed, "limit": limit})
+def _number(default: float | None, allowed: _Range = _ANY, *, limit: bool = False, reader: str = "") -> Any:
+    """A hyperparameter.
+
+    Args:
+      default, allowed: the default, and the range.
+      limit: it may be inf, which is none; so may fields of a subclass without a range.
+      reader: what reads it, if few configs do: see `training.checks`.
+    """
+    return struct.field(default=default, metadata={"range": allowed, "limit": limit, "reader": reader})
 
 
 @struct.dataclass
 class Hyperparams(KnownFields):
     """The float settings of an algorithm, each a traced leaf: sweep any of them under `vmap` without recompiling.
 
-    A hyperparameter that no slot of the algorithm reads has no effect (`value_coef` without a critic, for example);
-    `run` refuses a target, `desired_kl`, `entropy_target` or `kl_target`, that nothing aims at.
+    A hyperparameter that nothing in a config reads has no effect (`value_coef` without a critic, for example). `run`
+    refuses to change a target, or a number of a single method such as `kernel_bandwidth`, where nothing reads it.
     A field left at None is not in the program at all. For a custom coefficient, subclass this and add a field with a
     default.
     """
@@ -61,7 +67,7 @@ class Hyperparams(KnownFields):
     """The optimiser's step size at the end of training; the schedule is in between."""
     critic_learning_rate: float | None = _number(None, _NOT_NEGATIVE)
     """Step size of the critic's parameters, on the same schedule; None: learning_rate."""
-    desired_kl: float = _number(0.01, _POSITIVE)
+    desired_kl: float = _number(0.01, _POSITIVE, reader='Config(schedule="adaptive_kl")')
     """KL in nats to the behaviour policy that the learning rate follows with schedule="adaptive_kl"."""
     warmup: float | None = _number(None, _BELOW_1)
     """Share of training over which the step sizes first rise from 0; None: no warm-up."""
@@ -77,7 +83,7 @@ class Hyperparams(KnownFields):
     """Discount per step in GAE and returns-to-go. Outcome scores are not discounted."""
     gae_lambda: float = _number(0.95, _SHARE)
     """Trace of generalised advantage estimation: 0 is the one-step error, 1 is return minus value."""
-    kernel_bandwidth: float = _number(0.2, _NOT_NEGATIVE)
+    kernel_bandwidth: float = _number(0.2, _NOT_NEGATIVE, reader="an algorithm with kernel_baseline()")
     """Squared distance of two states, relative to the mean one, at which a kernel baseline's weight falls to 1/e."""
     clip_low: float = _number(0.2, _NOT_NEGATIVE, limit=True)
     """The probability ratio is clipped from below at 1 - clip_low, so not at all with 1 or more; by gmpo at
@@ -91,31 +97,31 @@ class Hyperparams(KnownFields):
     """Weight of the value loss."""
     entropy_coef: float = _number(0.0)
     """Weight of the entropy bonus."""
-    entropy_target: float = _number(0.2)
+    entropy_target: float = _number(0.2, reader="an algorithm with an entropy_controller")
     """Entropy in nats that an adaptive entropy bonus holds; above it there is no bonus."""
     kl_coef: float = _number(0.01)
     """Weight of the KL penalty, to the behaviour or the reference policy depending on the algorithm."""
-    kl_target: float = _number(0.01, _POSITIVE)
+    kl_target: float = _number(0.01, _POSITIVE, reader="an algorithm with a kl_controller, or off_policy_mask")
     """KL in nats that an adaptive KL coefficient aims at; with off_policy_mask the limit of a sequence's mean."""
     kl_limit: float = _number(math.inf, _NOT_NEGATIVE, limit=True)
     """Once the mean KL to the behaviour policy exceeds this, the remaining updates of the iteration are skipped."""
-    reference_interval: float = _number(10.0, _POSITIVE)
+    reference_interval: float = _number(10.0, _POSITIVE, reader="with_reference(algorithm, refreshed_reference)")
     """Iterations between two refreshes of a refreshed reference policy."""
-    reference_decay: float = _number(0.99, _SHARE)
+    reference_decay: float = _number(0.99, _SHARE, reader="with_reference(algorithm, averaged_reference)")
     """Decay per iteration of an averaged reference policy."""
-    dual_clip: float = _number(3.0, _DUAL_CLIP)
+    dual_clip: float = _number(3.0, _DUAL_CLIP, reader="two_sided_clip")
     """Bound of a dual-clipped surrogate, in units of a negative advantage."""
-    sapo_tau_positive: float = _number(1.0, _POSITIVE)
+    sapo_tau_positive: float = _number(1.0, _POSITIVE, reader="sapo")
     """Temperature of SAPO's sigmoid where the advantage is positive."""
-    sapo_tau_negative: float = _number(1.05, _POSITIVE)
+    sapo_tau_negative: float = _number(1.05, _POSITIVE, reader="sapo")
     """Temperature of SAPO's sigmoid where the advantage is negative."""
-    covariance_fraction: float = _number(0.002, _SHARE)
+    covariance_fraction: float = _number(0.002, _SHARE, reader="clip_cov or kl_cov")
     """Share of the steps that Clip-Cov and KL-Cov select."""
-    covariance_kl_coef: float = _number(1.0)
+    covariance_kl_coef: float = _number(1.0, reader="kl_cov")
     """Weight of KL-Cov's penalty on the steps it selects."""
-    step_advantage_coef: float = _number(1.0)
+    step_advantage_coef: float = _number(1.0, reader="gigpo")
     """Weight of GiGPO's comparison of steps in the same state, beside that of whole rollouts."""
-    temperature: float = _number(1.0, _NOT_NEGATIVE)
+    temperature: float = _number(1.0, _NOT_NEGATIVE, reader="a transformer")
     """Divides a transformer's logits, in rollouts and in updates; 0 takes the most probable token."""
     top_k: float = _number(math.inf, _TOKENS, limit=True)
     """Number of most probable tokens that may be sampled (with `truncate_sampling`)."""
@@ -123,7 +129,7 @@ class Hyperparams(KnownFields):
     """Least total probability of the most probable tokens that may be sampled (with `truncate_sampling`)."""
     min_p: float = _number(0.0, _SHARE)
     """Least probability of a sampled token, relative to the most probable one (with `truncate_sampling`)."""
-    observation_clip: float = _number(10.0, _NOT_NEGATIVE, limit=True)
+    observation_clip: float = _number(10.0, _NOT_NEGATIVE, limit=True, reader="Config(normalize_observations=True)")
     """Largest magnitude of a normalised observation."""
     reward_clip: float = _number(math.inf, _NOT_NEGATIVE, limit=True)
     """Largest magnitude of a reward in training, after any normalisation; reported returns are never clipped."""

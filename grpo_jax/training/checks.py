@@ -20,12 +20,6 @@ from grpo_jax.types import Metrics, PyTree, first_difference
 from grpo_jax.updates.schedules import check_schedule
 
 _NUM_ENVS = 3
-_READERS = {
-    "desired_kl": 'Config(schedule="adaptive_kl")',
-    "entropy_target": "an algorithm with an entropy_controller",
-    "kl_target": "an algorithm with a kl_controller, or off_policy_mask",
-}
-"""Targets, and what aims at each."""
 
 
 def check_run(config: Config, hyperparams: Hyperparams) -> None:
@@ -36,7 +30,7 @@ def check_run(config: Config, hyperparams: Hyperparams) -> None:
         raise ConfigError(f"hyperparams={hyperparams!r} must be Hyperparams, such as Hyperparams(learning_rate=1e-3)")
     check_budget(config, hyperparams)
     try_on_shapes(config, hyperparams)
-    _check_targets(config, hyperparams)
+    _check_readers(config, hyperparams)
 
 
 def check_rows(hyperparams: Hyperparams, keys: jax.Array) -> None:
@@ -139,13 +133,17 @@ def _state_shapes(config: Config, hyperparams: Hyperparams) -> Any:
     return jax.eval_shape(functools.partial(initial_state, config), key, hyperparams)
 
 
-def _check_targets(config: Config, hyperparams: Hyperparams) -> None:
-    """Raises ConfigError for a target that differs from its default although nothing in a train step reads it."""
-    changed = []
-    for name in _READERS:
-        value, default = getattr(hyperparams, name), hyperparams.__dataclass_fields__[name].default
-        if value is not None and np.any(np.asarray(value, np.float32) != np.float32(default)):  # as they are traced
-            changed.append(name)
+def _check_readers(config: Config, hyperparams: Hyperparams) -> None:
+    """Raises ConfigError for a hyperparameter that differs from its default although a train step does not read it.
+
+    Only for those that name their `reader`: many configs share the settings of the others.
+    """
+    changed = {}
+    for name, field in hyperparams.__dataclass_fields__.items():
+        value, reader = getattr(hyperparams, name), field.metadata.get("reader")
+        # As they are traced.
+        if reader and value is not None and np.any(np.asarray(value, np.float32) != np.float32(field.default)):
+            changed[name] = reader
     if not changed:
         return
     with jax.disable_jit(False):
@@ -154,11 +152,11 @@ def _check_targets(config: Config, hyperparams: Hyperparams) -> None:
         program = make_train_step(config).trace(state).jaxpr.jaxpr
     inputs = jax.tree.unflatten(jax.tree.structure(state), program.invars).hyperparams
     read = {id(variable) for equation in program.eqns for variable in equation.invars}
-    for name in changed:
+    for name, reader in changed.items():
         if id(getattr(inputs, name)) not in read:
             raise ConfigError(
-                f"{name}={getattr(hyperparams, name)} has no effect, because nothing in this config aims at it; use "
-                f"{_READERS[name]}, or leave it out"
+                f"{name}={getattr(hyperparams, name)} has no effect, because nothing in this config reads it; use "
+                f"{reader}, or leave it out"
             )
 
 

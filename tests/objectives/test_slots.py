@@ -318,13 +318,21 @@ def test_a_resumed_run_holds_the_entropy_with_the_same_bits(tmp_path):
     assert bits(programs(HELD)[1](saved)[0]) == bits(states[3])
 
 
-def test_a_target_that_nothing_aims_at_is_refused():
+def test_a_number_of_a_method_that_nothing_reads_is_refused():
     check_run(config_of(HELD), Hyperparams(entropy_target=0.3))
     check_run(config_of(HELD), Hyperparams(kl_target=float(np.float32(0.01)), desired_kl=np.full(2, 0.01)))  # defaults
-    with pytest.raises(ConfigError, match=r"kl_target=0\.5 has no effect.*use an algorithm with a kl_controller"):
-        check_run(config_of(HELD), Hyperparams(entropy_target=0.3, kl_target=0.5))
-    with pytest.raises(ConfigError, match=r"desired_kl=\[0\.02 0\.04\] has no effect.*schedule=\"adaptive_kl\""):
-        check_run(config_of(HELD), Hyperparams(desired_kl=np.array([0.02, 0.04])))
+    check_run(config_of(ALGORITHMS["sapo"]), Hyperparams(sapo_tau_positive=2.0, sapo_tau_negative=2.0))
+    for fields, message in (
+        ({"entropy_target": 0.3, "kl_target": 0.5}, r"kl_target=0\.5 has no effect.*an algorithm with a kl_controller"),
+        ({"desired_kl": np.array([0.02, 0.04])}, r"desired_kl=\[0\.02 0\.04\] has no effect.*schedule=\"adaptive_kl\""),
+        ({"kernel_bandwidth": 1.0}, r"kernel_bandwidth=1\.0 has no effect.*nothing in this config reads it.*kernel"),
+        ({"dual_clip": 4.0}, "use two_sided_clip, or leave it out"),
+        ({"sapo_tau_positive": 2.0}, "use sapo, or leave it out"),
+        ({"temperature": 0.5}, "use a transformer"),
+        ({"observation_clip": 5.0}, r"use Config\(normalize_observations=True\)"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            check_run(config_of(HELD), Hyperparams(**fields))
 
 
 def test_the_measured_entropy_is_a_float32_that_an_iteration_without_updates_keeps():
