@@ -35,8 +35,8 @@ def nan_where(condition: jax.Array) -> jax.Array:
 ROUNDING = 16.0
 """Two results of one computation that differ by at most this many eps of their size are equal.
 
-Measured between the programs of a rollout and of its update, and between sums of the same rewards on different paths:
-see `above_rounding`.
+Measured between the programs of a rollout and of its update, in eps of the log-probabilities: 0 for an MLP and an LSTM,
+2 for a CNN and a GRU, 7 for a transformer. A change of one in 10^5 is 84 eps: it counts in full.
 """
 
 

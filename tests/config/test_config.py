@@ -1,6 +1,8 @@
 """What a `Config` resolves, and every mistake told before anything is compiled, with what to write instead."""
 
+import copy
 import dataclasses
+import pickle
 
 import numpy as np
 import pytest
@@ -14,11 +16,6 @@ from grpo_jax.groups import CONTINUE, FRESH, forked
 from grpo_jax.objectives import (
     exact_kl_to_reference,
     frozen_reference,
-    gae_advantage,
-    group_normalized,
-    kl_to_reference,
-    outcome,
-    sequence_ratio,
 )
 from grpo_jax.policies import MLP, Transformer
 
@@ -62,6 +59,10 @@ def test_configs_are_values():
     assert config != Config(env_params={"gravity": 9.0}, network=MLP((32,)))
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.num_envs = 4
+    for kept in (config, Config("tokens:sort-3", algorithm="gdpo"), Config(algorithm=PPO._replace(start=forked(3)))):
+        assert kept.policy  # what was made of the fields is not pickled
+        again = pickle.loads(pickle.dumps(kept))
+        assert again == kept == copy.deepcopy(kept) and hash(again) == hash(kept)
     probe = Probe()
     assert Config(environment=probe) == Config(environment=probe)
 
@@ -94,86 +95,47 @@ def test_rollouts_may_be_cut_on_request_or_longer_than_an_episode():
     assert Config(algorithm="ppo", num_steps=8).num_steps == 8
 
 
-WITHOUT_CRITIC = GRPO._replace(advantage=gae_advantage)
 PARTS = {"environment": Parts(), "algorithm": "ppo"}
 MISTAKES = {
     "unknown environment": ({"environment": "CartPole-v2"}, "unknown environment 'CartPole-v2'.*'CartPole-v1'"),
     "not an environment": ({"environment": 3}, "environment=3 .*name.*'CartPole-v1'"),
     "unknown parameter": ({"env_params": {"max_steps": 9}}, "'max_steps': did you mean 'max_steps_in_episode'"),
     "unknown algorithm": ({"algorithm": "gpro"}, "unknown algorithm 'gpro': did you mean .*'grpo'"),
-    "not an algorithm": ({"algorithm": 7}, "unknown algorithm '7'"),
     "no environments": ({"num_envs": 0}, "num_envs=0 .*positive integer"),
-    "negative group": ({"group_size": -4}, "group_size=-4 .*positive integer"),
-    "half a step": ({"num_steps": 0.5}, "num_steps=0.5 .*positive integer"),
     "a float of steps": ({"num_steps": 500.0}, r"num_steps=500.0 .*positive integer"),
-    "a number in words": ({"num_epochs": "4"}, "num_epochs='4' .*positive integer"),
-    "a truth value": ({"num_envs": True}, "num_envs=True .*positive integer"),
-    "a float of NumPy": ({"num_envs": np.float32(8)}, "num_envs=.*8.0.* is not a positive integer"),
-    "no epochs": ({"num_epochs": 0}, "num_epochs=0 .*positive integer"),
-    "no minibatches": ({"num_minibatches": 0}, "num_minibatches=0 .*positive integer"),
-    "no episode": ({"env_params": {"max_steps_in_episode": 0}}, "max_steps_in_episode|num_steps=0"),
     "incomplete group": ({"num_envs": 100, "group_size": 16}, "not a multiple of group_size=16.*num_envs=96 or 112"),
-    "group too large": ({"num_envs": 8, "group_size": 12}, "not a multiple of group_size=12.*num_envs=12"),
     "more than can be shuffled": (
         {"algorithm": "ppo", "num_envs": 2**20, "num_steps": 65},
         r"num_envs \* num_steps = 68157440 .*67108864 \(2\^26\); use fewer num_envs or num_steps",
     ),
     "uneven minibatches": ({"num_minibatches": 30}, "num_envs . num_steps = 64000 .*=30,.* use num_minibatches=32"),
-    "more minibatches than samples": (
-        {"algorithm": "ppo", "num_envs": 2, "num_steps": 4},
-        "num_minibatches=16.*use num_minibatches=8",
-    ),
     "uneven sequences": (
         {"algorithm": GRPO._replace(whole_sequences=True), "num_minibatches": 100},
         "whole sequences.* = 128 .*use num_minibatches=128",
     ),
     "members cut": ({"num_steps": 200}, "episode limit of CartPole-v1, 500.*num_steps=500, or cut_episodes=True"),
     "group of one": ({"group_size": 1}, "group_size is 1.*Use group_size >= 2"),
-    "group of one at the same step": ({"group_size": 1, "algorithm": GRPO_RETURN_TO_GO}, "Use group_size >= 2"),
-    "groups that continue": (
-        {"algorithm": PPO._replace(advantage=outcome(group_normalized)), "num_envs": 32},
-        "Use group_size >= 2",
-    ),
-    "gae without a critic": ({"algorithm": WITHOUT_CRITIC}, "set critic="),
-    "k3 without a reference": (
-        {"algorithm": GRPO._replace(penalties=(kl_to_reference,))},
-        r"no reference policy; set the slot reference, or write with_reference\(algorithm\)",
-    ),
-    "exact kl without a reference": (
-        {"algorithm": GRPO._replace(penalties=(exact_kl_to_reference,))},
-        r"write with_reference\(algorithm\)",
-    ),
-    "sequence ratio of loose steps": ({"algorithm": GRPO._replace(ratio=sequence_ratio)}, "set whole_sequences=True"),
     "real actions": ({"action_distribution": "gaussian"}, "real numbers, but the actions are Discrete.*use 'auto'"),
     "a transformer of rollouts that go on": (
         {"environment": copy_task(), "algorithm": "ppo"},
         r"rollouts must begin with episodes.*algorithm=PPO._replace\(start=FRESH\)",
     ),
     "a transformer of real observations": ({"network": "transformer"}, "observes a token .*float32.*network='mlp'"),
-    "sizes in a dictionary": ({"network": {"width": 16}}, r"network=\{'width': 16\} must be a name"),
     "a field of the network": (
         {"hidden_sizes": (4,)},
         r"hidden_sizes is a field of the network: Config\(network=MLP\(hidden_sizes=\(4,\)\)\)",
     ),
     "a number to sweep": ({"discount": 0.9}, r"discount is a field of Hyperparams: Hyperparams\(discount=0.9\)"),
     "an unknown field": ({"num_env": 4}, "Config has no field 'num_env': did you mean 'num_envs'"),
-    "an unknown network": ({"network": "mlpp"}, "unknown network 'mlpp': did you mean 'mlp'"),
-    "prompts without a transformer": ({"share_prompts": True}, "share_prompts=True is for transformers"),
     "groups not dealt out evenly": (
         {"environment": copy_task(), "share_prompts": True},
         "whole groups, .* = 8 is not divisible by num_minibatches=16.*use num_minibatches=8",
     ),
-    "nothing to truncate": ({"truncate_sampling": True}, "truncate_sampling=True is for transformers"),
     "windows without overlong episodes": (
         {"algorithm": PPO._replace(filter_overlong=True)},
         r"one-episode groups \(start=FRESH\)",
     ),
-    "no frames": ({"frame_stack": 0}, "frame_stack=0 .*positive integer"),
     "frames of tokens": ({"environment": copy_task(), "frame_stack": 2}, "frame_stack=2 .*use frame_stack=1"),
-    "a part of an array": (
-        {"algorithm": "ppo", "network": MLP(actor_observation=("a",))},
-        "observe a dict, or leave it out",
-    ),
     "an unknown part": (
         PARTS | {"network": MLP(actor_observation=("positions",))},
         "no 'positions': did you mean 'position'",
@@ -182,7 +144,6 @@ MISTAKES = {
         PARTS | {"network": MLP(actor_observation="position")},
         r"not a tuple of keys.*\('position',\)",
     ),
-    "no keys": (PARTS | {"network": MLP(actor_observation=())}, "not a tuple of keys"),
     "no critic that sees more": (
         PARTS | {"network": MLP(actor_observation=("position",)), "algorithm": "grpo"},
         "no critic that sees the rest; leave it out",
@@ -227,12 +188,6 @@ def test_a_config_alone_traces_nothing():
 )
 def test_what_fits_together_is_accepted(arguments):
     check(Config(**arguments))
-
-
-def test_a_count_of_none_is_refused_where_none_is_chosen():
-    for field in ("num_envs", "num_epochs", "num_minibatches", "frame_stack", "shuffle_blocks"):
-        with pytest.raises(ConfigError, match=f"{field}=None"):
-            Config(**{field: None})
 
 
 def test_extras_are_names():

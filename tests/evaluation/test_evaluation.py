@@ -1,5 +1,7 @@
 """Evaluation plays whole episodes of known return, and changes nothing."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -107,3 +109,26 @@ def test_recorded_episodes_come_in_chunks(probe, monkeypatch):
     chunks = list(record_episodes(config, state, jax.random.key(0)))
     assert [len(steps.returns) for steps in chunks] == [3, 3]
     assert np.concatenate([steps.lengths for steps in chunks])[:, 0].tolist() == list(range(LIFETIME + 1))
+
+
+def test_a_second_call_compiles_nothing(probe):
+    config, state = probe
+    traces = []
+    config = dataclasses.replace(config, environment=Counting(traces))
+    for _ in range(2):
+        for greedy in (False, True):
+            evaluate(config, state, jax.random.key(1), num_episodes=4, greedy=greedy)
+        list(record_episodes(config, state, jax.random.key(1)))
+        traces.append(None)
+    assert traces.index(None) == len(traces) - 2 > 0
+
+
+class Counting(Probe):
+    """A `Probe` that says when it is traced."""
+
+    def __init__(self, traces):
+        self.traces = traces
+
+    def step_env(self, key, state, action, params):
+        self.traces.append("step")
+        return super().step_env(key, state, action, params)

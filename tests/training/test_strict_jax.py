@@ -1,4 +1,4 @@
-"""Train steps under JAX's strict settings: `jax_debug_nans`, and `jax_numpy_rank_promotion` set to "raise"."""
+"""Train steps under JAX's strict settings: `jax_debug_nans`, and promotions of ranks and dtypes that raise."""
 
 import jax
 import jax.numpy as jnp
@@ -52,8 +52,8 @@ def cases(*light):
 
 
 @pytest.mark.parametrize("name", cases("ppo", "kernel", "no live group"))
-def test_no_array_is_promoted_to_another_rank(name):
-    with jax.numpy_rank_promotion("raise"):
+def test_no_array_is_promoted_to_another_rank_or_dtype(name):
+    with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
         jax.eval_shape(step_and_evaluate(Config(**CASES[name])), jax.random.key(0))
 
 

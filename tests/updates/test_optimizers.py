@@ -289,19 +289,12 @@ def stateful(state, after):
 
 REFUSED = {
     "unknown name": ({"optimizer": "adamm"}, "unknown optimizer 'adamm': did you mean 'adam'"),
-    "unknown path": ({"optimizer": "optax:adamz"}, "optimizer 'optax:adamz': 'optax' has no 'adamz'"),
     "fixed rate": ({"optimizer": optax.adam(1e-3)}, "is a GradientTransformationExtraArgs, but the learning rate ch"),
-    "no transformation": (
-        {"optimizer": lambda hyperparams, rate: 3},
-        "gives a int, but .* optax.GradientTransformation",
-    ),
     "optax's own": ({"optimizer": optax.adam}, "optimizer=adam cannot update .*traced .hyperparams, learning_rate"),
-    "needs the loss": ({"optimizer": lambda hyperparams, rate: optax.polyak_sgd()}, "'value'.*without the loss"),
     "line search": (
         {"optimizer": lambda hyperparams, rate: optax.lbfgs(rate)},
         "'value_fn'.*without the loss that a li",
     ),
-    "branch": ({"optimizer": lambda _, rate: optax.adam(rate if rate > 0 else 1)}, "boolean conversion of traced"),
     "state of numbers": (
         {"optimizer": stateful({"n": 0}, {"n": 0})},
         "has 0 of type int in its state.*use one, such as",
@@ -311,14 +304,7 @@ REFUSED = {
         r"gives .*float32\[3\].* as steps and state.*must keep",
     ),
     "unknown schedule": ({"schedule": "cosin"}, "unknown schedule 'cosin': did you mean 'cosine'"),
-    "no schedule": ({"schedule": 0.5}, "schedule=0.5 is not a function of progress"),
     "nan": ({"schedule": jnp.log}, "schedule=.*factor of learning_rate.*for 0 and 1 it gives .-inf, 0.0"),
-    "complex": ({"schedule": lambda progress: 1j * progress}, "a number of at least 0 for each progress"),
-    "schedule that fails": ({"schedule": lambda progress: {}["rate"]}, "fails for a traced progress: 'rate'"),
-    "optimiser that fails": ({"optimizer": lambda hyperparams, rate: [][0]}, "cannot update .*list index out of range"),
-    "shape": ({"schedule": lambda progress: jnp.ones(2)}, "a number of at least 0 for each progress"),
-    "ascent": ({"schedule": lambda progress: -progress}, "a number of at least 0 for each progress"),
-    "schedule that branches": ({"schedule": lambda p: 1.0 if p > 0 else 0.0}, "fails for a traced progress: .*boolean"),
 }
 
 
@@ -330,21 +316,13 @@ def test_what_cannot_train_is_refused_before_training(fields, message):
 
 UNFIT = {
     "beta of 1": ({}, {"beta1": 1.0}, "beta1=1.0 must be at least 0 and less than 1"),
-    "negative beta": ({}, {"beta2": jnp.array([0.9, -0.1])}, "beta2=-0.1.* must be at least 0 and less than 1"),
     "negative decay": ({"optimizer": "adamw"}, {"weight_decay": -1.0}, "weight_decay=-1.0 is negative"),
-    "negative rate": ({}, {"critic_learning_rate": -1.0}, "critic_learning_rate=-1.0 is negative"),
     "endless warm-up": ({}, {"warmup": 0.1, "total_steps": np.inf}, "warmup is a fraction of training, but total_s"),
     "decay": ({}, {"weight_decay": 0.1}, "weight_decay has no effect with optimizer='adam'; .* 'adamw' or 'muon'"),
-    "beta2": ({"optimizer": "sgd"}, {"beta2": 0.9}, "beta2 has no effect with optimizer='sgd'"),
     "no critic": (
         {"algorithm": "kernel_gae", "group_size": 2},
         {"critic_learning_rate": 0.1},
         r"critic_learning_rate is for parameters under a key 'critic'",
-    ),
-    "shared": (
-        {"network": MLP(shared_critic=True)},
-        {"critic_learning_rate": 0.1},
-        r"are actor_critic/.*, \.\.\.; leave it out.*shared_critic=F",
     ),
     "left out": ({"optimizer": lambda hyperparams, rate: optax.adam(rate, b1=hyperparams.beta1)}, {}, "may be None"),
 }
