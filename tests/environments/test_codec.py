@@ -200,14 +200,8 @@ class Image(Probe):
         return (image + state.time).astype(jnp.uint8)
 
 
-IMAGES = {
-    (4, 36, 40): 4,
-    (1, 28, 28): 1,
-    (4, 48, 40, 3): 12,
-    (36, 40, 4): 4,
-    (10, 10, 4): 4,
-    (5, 7, 21): 21,
-}
+IMAGES = {(4, 36, 40): 4, (1, 28, 28): 1, (4, 48, 40, 3): 12, (36, 40, 4): 4, (10, 10, 4): 4, (5, 7, 21): 21}
+"""The channels of images of these shapes."""
 
 
 @pytest.mark.parametrize("shape", IMAGES)
@@ -215,12 +209,9 @@ IMAGES = {
 def test_a_convolution_reads_channels_where_they_are(shape, num_frames):
     config = Config(environment=Image(shape), algorithm="ppo", num_envs=4, num_steps=4, frame_stack=num_frames)
     params = jax.eval_shape(config.policy.init, KEY)
-    kernels = [
-        leaf
-        for path, leaf in jax.tree.leaves_with_path(params)
-        if "Conv_0']['kernel" in str(jax.tree_util.keystr(path))
-    ]
-    assert kernels and {kernel.shape[0] for kernel in kernels} == {9 * num_frames * IMAGES[shape]}
+    leaves = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(params)}
+    sizes = {leaf.shape[0] for path, leaf in leaves.items() if "Conv_0']['kernel" in path}
+    assert sizes == {9 * num_frames * IMAGES[shape]}
 
 
 def test_the_same_image_gives_the_same_values_wherever_its_channels_are():

@@ -107,6 +107,8 @@ def test_each_row_of_a_run_has_its_own_parameters():
 
 
 def test_parameters_may_differ_by_row_and_by_group():
+    with pytest.raises(ValueError, match="'lifetime' has 3 rows instead of 2"):
+        row_parameters(probe, {"lifetime": jnp.array([1, 2, 3])}, 2)
     given = {"bonus": 2.0, "lifetime": jnp.array([1, 3]), "nan_below": jnp.array([[0.0, 1.0], [2.0, 3.0]])}
     rows = row_parameters(probe, given, 2)
     assert {name: value.tolist() for name, value in rows.items()} == {
@@ -185,9 +187,3 @@ def test_overrides_of_integers_are_whole_numbers():
 def test_errors_name_the_nearest_correct_value(env_params, message):
     with pytest.raises(ValueError, match=message):
         jax.eval_shape(lambda: make_init(config("ppo", num_steps=8))(jax.random.key(0), Hyperparams(), env_params))
-
-
-def test_another_number_of_rows_is_an_error():
-    with pytest.raises(ValueError, match="'lifetime' has 3 rows instead of 2"):
-        keys = jax.random.split(jax.random.key(0), 2)
-        run(config(), Hyperparams(), keys, env_params={"lifetime": jnp.array([1, 2, 3])})

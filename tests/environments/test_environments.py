@@ -5,10 +5,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from probes import Probe, difference, random_play
+from probes import difference, random_play
 
 from grpo_jax.environments import make_environment
-from grpo_jax.environments.spaces import Discrete
 
 
 def test_cartpole_is_gymnax_cartpole_bitwise():
@@ -55,14 +54,6 @@ def test_overrides_reach_the_physics():
     state, _ = light.reset(jax.random.key(0), light.params)
     speeds = [env.step(jax.random.key(0), state, 0, env.params).state.theta_dot for env in (light, heavy)]
     assert speeds[0] != speeds[1]
-
-
-def test_an_object_with_gymnax_interface_is_an_environment():
-    env = make_environment(Probe(), {"lifetime": 2})
-    assert (env.name, env.action_space, env.max_steps, env.observation.shape) == ("Probe", Discrete(2), 3, (2,))
-    state, _ = env.reset(jax.random.key(0), env.params)
-    assert not env.step(jax.random.key(0), state, 0, env.params).terminated
-    assert env.step(jax.random.key(0), state.replace(time=jnp.int32(1)), 0, env.params).terminated
 
 
 LIMIT, NUM_ENVS, NUM_STEPS = 7, 4, 20
@@ -117,18 +108,6 @@ def test_deep_sea_terminates_where_its_limit_is_reached():
         flags.append((bool(moved.terminated), bool(moved.truncated)))
         state = moved.state
     assert flags == [(False, False)] * 7 + [(True, False)]
-
-
-def test_an_integer_observation_becomes_one_hot():
-    env = make_environment("FrozenLake-misc")
-    state, observation = jax.jit(env.reset)(jax.random.key(0), env.params)
-    assert np.array_equal(observation, np.eye(16)[0]) and observation.dtype == jnp.float32
-    step = jax.jit(env.step)
-    for t in range(3):
-        moved = step(jax.random.key(t), state, 1, env.params)
-        state = moved.state
-        assert np.array_equal(moved.observation, np.eye(16)[int(state.position)])
-    assert int(state.position) > 0
 
 
 def test_minatar_observations_are_bytes_without_loss():

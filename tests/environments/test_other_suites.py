@@ -13,21 +13,10 @@ from grpo_jax.environments.spaces import Discrete
 from grpo_jax.errors import ConfigError
 
 LIMIT, NUM_ENVS, NUM_STEPS = 6, 3, 14
-BRAX = {
-    "ant": (27,),
-    "fast": (2,),
-    "halfcheetah": (17,),
-    "hopper": (11,),
-    "humanoid": (244,),
-    "humanoidstandup": (244,),
-    "inverted_double_pendulum": (8,),
-    "inverted_pendulum": (4,),
-    "pusher": (23,),
-    "reacher": (11,),
-    "walker2d": (17,),
-}
+BRAX = {"ant": 27, "fast": 2, "halfcheetah": 17, "hopper": 11, "humanoid": 244, "humanoidstandup": 244, "pusher": 23}
+BRAX |= {"inverted_double_pendulum": 8, "inverted_pendulum": 4, "reacher": 11, "walker2d": 17}
 BROKEN_IN_BRAX = {"swimmer"}  # brax's own step calls jax.numpy.clip with argument names that JAX 0.10 removed
-NAMES = {f"brax:{name}": shape for name, shape in BRAX.items()} | {
+NAMES = {f"brax:{name}": (size,) for name, size in BRAX.items()} | {
     "craftax:Craftax-Classic-Symbolic-v1": (1345,),
     "jumanji:Game2048-v1": (4, 4, 18),
     "jumanji:Sudoku-very-easy-v0": (9, 9, 11),
