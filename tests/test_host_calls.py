@@ -8,6 +8,7 @@ import pytest
 from grpo_jax import Config, Hyperparams, run
 from grpo_jax.devices.mesh import make_row_mesh, make_rows_function
 from grpo_jax.environments import HostEnvironment
+from grpo_jax.errors import ConfigError
 from grpo_jax.host_calls import call_host, host_errors
 
 SCALAR = jax.ShapeDtypeStruct((), jnp.float32)
@@ -54,6 +55,15 @@ def test_zeros_stand_in_only_where_an_error_is_raised():
             assert (float(first), float(second)) == (0, 0)
     with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="no half of 3"):
         jax.block_until_ready(program(3.0))
+
+
+@pytest.mark.parametrize("raised, error", [(SystemExit(0), ConfigError), (KeyboardInterrupt(), KeyboardInterrupt)])
+def test_an_exit_is_an_error_and_an_interruption_one(raised, error):
+    def ends(x):
+        raise raised
+
+    with pytest.raises(error), host_errors():
+        jax.block_until_ready(jax.jit(lambda x: call_host(ends, SCALAR, x))(1.0))
 
 
 class Breaking:
