@@ -8,7 +8,7 @@ import pytest
 from language_models import CHATML, make_model, make_params, make_tokenizer
 
 from grpo_jax.commands import lm
-from grpo_jax.commands.harness import language_folders
+from grpo_jax.commands.harness import language_training
 from grpo_jax.errors import ConfigError
 from grpo_jax.language import (
     LanguageTask,
@@ -224,9 +224,9 @@ def test_the_date_of_a_template_is_fixed_and_named(tmp_path, monkeypatch):
         assert tokenizer.render(USER).startswith("01 Jan<|im_start|>"), "as when it was loaded"
     names = [language_environment(task).name for task in tasks]
     assert [name.split(":")[2] for name in names] == ["date 2026-01-01", "date 2026-01-02"]
-    assert language_folders.begun_date(tmp_path) is None
-    language_folders.record_template(tmp_path, tasks[0])  # for grpo-jax lm --resume
-    again = load_model(folder, date=language_folders.begun_date(tmp_path))
+    assert language_training.begun_date(tmp_path) is None
+    language_training.record_template(tmp_path, tasks[0])  # for grpo-jax lm --resume
+    again = load_model(folder, date=language_training.begun_date(tmp_path))
     assert make_task(again, [{"messages": USER}]).identity[::2] == tasks[0].identity[::2]
     given = load_model(folder, template_variables={"date_string": "1 May"})
     assert language_environment(make_task(given, [{"messages": USER}])).name.count(":") == 1
