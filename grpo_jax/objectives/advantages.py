@@ -152,6 +152,7 @@ def greedy_baseline(scores: jax.Array, greedy_scores: jax.Array) -> jax.Array:
       scores: `[num_groups, group_size]` of the sampled rollouts.
       greedy_scores: `[num_groups]` of a rollout that takes the most likely action at every step.
     """
+    chex.assert_shape(greedy_scores, scores.shape[:-1])
     return at_least_float32(scores) - at_least_float32(greedy_scores)[..., None]
 
 

@@ -170,7 +170,7 @@ def refreshed_reference(reference: PyTree, params: PyTree, iteration: jax.Array,
 def averaged_reference(reference: PyTree, params: PyTree, iteration: jax.Array, hyperparams: Hyperparams) -> PyTree:
     """An exponential moving average of the parameters, of decay `reference_decay` per iteration."""
     decay = hyperparams.reference_decay
-    return jax.tree.map(lambda old, new: decay * old + (1.0 - decay) * new, reference, params)
+    return jax.tree.map(lambda old, new: old + (1.0 - decay) * (new - old), reference, params)  # equal ones stay
 
 
 def kl_penalized_reward(trajectory: Trajectory, kl: jax.Array | None, hyperparams: Hyperparams) -> jax.Array:
