@@ -49,7 +49,7 @@ def _made(found: Any, params: Mapping[str, Any]) -> Environment:
         return with_model_parameters(found, params)
     made = from_gymnax(found, params)
     is_known = type(found).__module__.startswith(("gymnax.", "grpo_jax."))
-    return made if is_known or made.on_host else checked_limit(found, made, params)
+    return made if is_known else checked_limit(found, made, params)
 
 
 @functools.lru_cache

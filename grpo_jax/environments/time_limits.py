@@ -18,6 +18,9 @@ from grpo_jax.environments.parameters import LIMIT
 def checked_limit(env: Any, made: Environment, overrides: Mapping[str, Any]) -> Environment:
     """The environment that was made of an object, with `truncates_early` where that holds.
 
+    It holds unless the number of steps alone decides (the flags of three steps under a limit of three do not depend on
+    key, actions and parameters), or nothing is ever truncated.
+
     Warns, once in a process, if `terminated` depends on the time limit, as in gymnax before 1.0: nothing is then
     bootstrapped at the limit. Environments whose episodes are never longer are not meant.
     """
@@ -34,15 +37,24 @@ def checked_limit(env: Any, made: Environment, overrides: Mapping[str, Any]) -> 
             cut.append(jnp.asarray(ends[1], bool))
         return ended, cut
 
-    if not made.limit_terminates and _terminates_at_limit(lambda *x: flags(*x, [action], {})[0][0], made.max_steps + 1):
+    def cut(state, key, action, params):
+        """Whether a step from any state truncates."""
+        params = dataclasses.replace(defaults, **params)
+        return [jnp.asarray(stepped(env, key, state, made.codec.decode(action), params)[4], bool)]
+
+    may_warn = not (made.limit_terminates or made.on_host)  # the trial would call the host
+    if may_warn and _terminates_at_limit(lambda *x: flags(*x, [action], {})[0][0], made.max_steps + 1):
         warnings.warn(
             f"step_env of {made.name!r} terminates at the time limit, as in gymnax before 1.0, so no value is "
             f"bootstrapped there; leave 'time >= params.{LIMIT}' out of its terminated (is_truncated tells the limit), "
             "or, if the limit is part of the task, write 'limit_terminates = True' in its class",
             stacklevel=3,
         )
-    early = _truncates_early(lambda *x: flags(3, *x)[1], jax.random.key(0), [action] * 3, made.params)
-    return made._replace(truncates_early=early)
+    key = jax.random.key(0)
+    if _constants(lambda *x: flags(3, *x)[1], key, [action] * 3, made.params) == [False, False, True]:
+        return made
+    state = jax.eval_shape(lambda key: env.reset_env(key, defaults)[1], key)
+    return made._replace(truncates_early=_constants(cut, state, key, action, made.params) != [False])
 
 
 def _terminates_at_limit(terminated: Callable, longer: int) -> bool:
@@ -61,18 +73,17 @@ def _terminates_at_limit(terminated: Callable, longer: int) -> bool:
         return False
 
 
-def _truncates_early(truncated: Callable, *arguments: Any) -> bool:
-    """Whether episodes may be truncated before the limit: true unless it is the number of steps alone that decides.
+def _constants(flags: Callable, *arguments: Any) -> list[bool] | None:
+    """What `flags(*arguments)` gives whatever the arguments; None if it depends on one, or cannot be traced.
 
-    `truncated` of the key, actions and parameters gives the flags of three steps under a limit of three. Without all
-    that they do not depend on, its program then has no argument, and gives false, false, true.
+    Without all that the flags do not need, their program then has no argument.
     """
     try:
-        program = jax.make_jaxpr(truncated)(*arguments)
-        needed, used = partial_eval.dce_jaxpr(program.jaxpr, [True] * 3)
+        program = jax.make_jaxpr(flags)(*arguments)
+        needed, used = partial_eval.dce_jaxpr(program.jaxpr, [True] * len(program.jaxpr.outvars))
         if any(used):
-            return True
+            return None
         with jax.ensure_compile_time_eval():
-            return [bool(flag) for flag in jax.core.eval_jaxpr(needed, program.consts)] != [False, False, True]
-    except Exception:  # the environment cannot have a limit of three steps
-        return True
+            return [bool(flag) for flag in jax.core.eval_jaxpr(needed, program.consts)]
+    except Exception:  # such as of an environment that cannot have a limit of three steps
+        return None

@@ -248,10 +248,13 @@ def test_a_baseline_without_a_place_for_early_ends_is_refused():
         (lambda self, state, params: 2 * state["time"] >= params.max_steps_in_episode, True),
         (lambda self, state, params: state["time"] >= 20, True),
         (lambda self, state, params: state["luck"] < 0.2, True),
+        (lambda self, state, params: jnp.zeros((), bool), False),
     ],
 )
-def test_it_is_found_whether_the_steps_alone_decide(is_truncated, early):
-    assert make_environment(type("Own", (Plain,), {"is_truncated": is_truncated})()).truncates_early == early
+@pytest.mark.parametrize("on_host", [False, True])
+def test_it_is_found_whether_the_steps_alone_decide(is_truncated, early, on_host):
+    parts = {"is_truncated": is_truncated, "on_host": on_host}
+    assert make_environment(type("Own", (Plain,), parts)()).truncates_early == early
 
 
 @dataclasses.dataclass
