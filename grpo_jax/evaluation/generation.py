@@ -74,16 +74,17 @@ def generate(
     truncation = {"top_k": sampling.top_k, "top_p": sampling.top_p, "min_p": sampling.min_p}
     if given := {name: value for name, value in truncation.items() if value is not None}:
         given = {"top_k": np.inf, "top_p": 1.0, "min_p": 0.0} | given
-    static = policy._replace(has_critic=False), num_samples, num_steps, sampling.end_token, resolve_plan(plan)
-    return _complete(*static, params, as_prompt_tokens(prompts, params), key, sampling.temperature, given)
+    static = policy._replace(has_critic=False), num_samples, num_steps, resolve_plan(plan)
+    texts = as_prompt_tokens(prompts, params), _ends(sampling.end_token, policy.distribution.num_parameters)
+    return _complete(*static, params, *texts, key, sampling.temperature, given)
 
 
-@functools.partial(jax.jit, static_argnums=range(5), inline=True)
-def _complete(policy, num_samples, num_steps, end_token, plan, params, prompts, key, temperature, truncation):
+@functools.partial(jax.jit, static_argnums=range(4), inline=True)
+def _complete(policy, num_samples, num_steps, plan, params, prompts, ends, key, temperature, truncation):
     policy = with_temperature(policy, temperature)
     if truncation:
         policy = with_truncation(policy, **truncation)
-    environment = _continuation(policy.distribution.num_parameters, num_steps, end_token)
+    environment = _continuation(policy.distribution.num_parameters, num_steps, ends)
     key_reset, key_steps = jax.random.split(key)
     num_texts = prompts.shape[0] * num_samples
     texts = {"text": jnp.repeat(prompts, num_samples, axis=0)}
@@ -130,9 +131,8 @@ def _ends(end_token: Any, vocab_size: int) -> jax.Array:
     return jnp.asarray(ends, jnp.int32)
 
 
-def _continuation(vocab_size: int, max_steps: int, end_token: Any) -> Environment:
+def _continuation(vocab_size: int, max_steps: int, ends: jax.Array) -> Environment:
     """An environment that continues a text, its parameter, by one token a step; all rewards are 0."""
-    ends = _ends(end_token, vocab_size)
 
     def last(text):
         index = jnp.arange(text.shape[0])
