@@ -19,7 +19,6 @@ from grpo_jax.environments import EnvParams
 from grpo_jax.errors import ConfigError, check_arguments
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.policies import partition
-from grpo_jax.recording.checkpoint import Checkpoints
 from grpo_jax.recording.figures import plot_settings, ranked_settings
 from grpo_jax.recording.folder_lock import StopSignal, clean_up_on_error, deferred_signals
 from grpo_jax.recording.metrics_file import read_metrics
@@ -219,6 +218,8 @@ class Recorder:
         self._closing.__exit__(*exception)
 
     def _open_checkpoints(self, stack: contextlib.ExitStack) -> None:
+        from grpo_jax.recording.checkpoint import Checkpoints  # only here, as orbax takes a second
+
         folder = self._recording.out / "checkpoints" / self._spec.folder
         every, description = self._recording.checkpoint_every, describe_run(self._spec)
         options = {"notes": versions(), "every": every, "given": self._checksums}

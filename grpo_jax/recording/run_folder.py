@@ -15,7 +15,6 @@ from grpo_jax.config import Config
 from grpo_jax.environments.suites import SUITES
 from grpo_jax.errors import ConfigError
 from grpo_jax.importing import import_custom, is_custom
-from grpo_jax.recording.checkpoint import check_same_run
 from grpo_jax.recording.files import as_path, plain
 from grpo_jax.recording.folder_lock import SUMMARY_FILE, lock_run_folder
 from grpo_jax.recording.identity import identity
@@ -104,6 +103,8 @@ def prepare_folder(directory: Path, specs: Sequence[RunSpec], *, resume: bool, s
         )
     if not checkpoints.is_dir():
         return
+    from grpo_jax.recording.checkpoint import check_same_run  # only here, as orbax takes a second
+
     folders = {spec.folder for spec in specs}
     for folder in sorted({path.name for path in checkpoints.glob("*")} - folders):
         raise ConfigError(
