@@ -285,7 +285,7 @@ _TABLE = {
     "ppo": (PPO, "1707.06347", "GAE and a critic; environments continue across rollouts"),
     "kernel_gae": (KERNEL_GAE, "2604.28005", "GAE without a critic: values from similar states of other environments"),
     "same_step_gae": (SAME_STEP_GAE, "2402.14740", "GAE on the group's mean return at the same step"),
-    "same_step_critic": (SAME_STEP_CRITIC, "2402.14740", "The same, with a critic where the window ends"),
+    "same_step_critic": (SAME_STEP_CRITIC, "2402.14740", "As same_step_gae, with a critic where the window ends"),
     "vine_ppo": (VINE_PPO, "2410.01679", "Values from rollouts that branch off every state"),
     "state_hash": (STATE_HASH, "2505.10978", "The return minus the mean over visits of the same state"),
 }

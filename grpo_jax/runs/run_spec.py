@@ -1,4 +1,4 @@
-"""The specification of a run: its arguments, and the folder for its results."""
+"""The specification of a run, and the versions and the hardware that its numbers depend on."""
 
 import importlib.metadata
 import os
