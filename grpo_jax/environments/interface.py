@@ -138,7 +138,7 @@ def _inside(env: Any, levels: int = 8) -> tuple[str, Any] | None:
 def _is_environment(value: Any, levels: int) -> bool:
     if all(_defines(value, part) for part in _INSTEAD.values()):
         return True
-    is_wrapper = any(_defines(value, part) for part in (*_INSTEAD, *_INSTEAD.values()))
+    is_wrapper = hasattr(value, "step_env") or any(_defines(value, part) for part in (*_INSTEAD, *_INSTEAD.values()))
     return levels > 0 and is_wrapper and _inside(value, levels - 1) is not None
 
 

@@ -165,6 +165,7 @@ def cart_pole():
     [
         (lambda: Times(cart_pole(), 10.0), 10.0, "Times(CartPole-v1)"),
         (lambda: Times(Times(cart_pole(), 2.0), 3.0), 6.0, "Times(Times(CartPole-v1))"),
+        (lambda: Times(purerl.GymnaxWrapper(cart_pole()), 4.0), 4.0, "Times(GymnaxWrapper(CartPole-v1))"),
         (lambda: TimesEnv(cart_pole()), 5.0, "TimesEnv(CartPole-v1)"),
         (lambda: Times(TimesEnv(Plain()), 2.0), 10.0, "Times(TimesEnv(Plain))"),
         (lambda: Held(purerl.LogWrapper(cart_pole())), 7.0, "Held(LogWrapper(CartPole-v1))"),
