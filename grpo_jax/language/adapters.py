@@ -2,16 +2,15 @@
 
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
-import numpy as np
 
 from grpo_jax.errors import ConfigError
 from grpo_jax.language.models import LanguageModel, changed_fields
 from grpo_jax.language.saving import copy_tokenizer, model_files
 from grpo_jax.language.weights import actor_params, published_names, split_outputs
 from grpo_jax.policies import Transformer
-from grpo_jax.policies.transformer import DTYPES
-from grpo_jax.recording.files import Arrays, as_path, write_arrays, write_json
+from grpo_jax.recording.files import write_arrays, write_json
 from grpo_jax.types import PyTree, by_path
 
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -29,8 +28,6 @@ def save_adapter(folder: str | Path, model: LanguageModel, params: PyTree, *, dt
     Raises:
       ConfigError: for another dtype, without adapters, or for a model that differs from its folder's.
     """
-    if dtype not in DTYPES:
-        raise ConfigError(f"dtype={dtype!r}; use one of {', '.join(DTYPES)}")
     if model.architecture.adapter is None:
         raise ConfigError("save_adapter needs adapters, and the architecture has no lora_rank; use save_trained")
     if changed_fields(model, len(actor_params(params)["embedding"])):
@@ -45,13 +42,13 @@ def save_adapter(folder: str | Path, model: LanguageModel, params: PyTree, *, dt
         **{"target_modules": sorted({name.split(".")[-3] for name in arrays})},
         **{"lora_dropout": 0.0, "bias": "none", "fan_in_fan_out": False, "inference_mode": True},
     }
-    with model_files(as_path(folder)) as new:
+    with model_files(folder, dtype) as new:
         copy_tokenizer(model.folder, new)
         write_json(new / ADAPTER_CONFIG, description)
         write_arrays(new / ADAPTER, arrays, {"format": "pt"})
 
 
-def adapter_weights(architecture: Transformer, params: PyTree, dtype: str = "float32") -> Arrays:
+def adapter_weights(architecture: Transformer, params: PyTree, dtype: str = "float32") -> dict[str, jax.Array]:
     """The tensors of adapters by their names in PEFT: lora_A `[rank, inputs]` and lora_B `[outputs, rank]`.
 
     The published layers that one of ours joins, such as q, k and v, share its lora_a, and have their columns of lora_b.
@@ -64,6 +61,6 @@ def adapter_weights(architecture: Transformer, params: PyTree, dtype: str = "flo
         lora_a, lora_b = (jnp.asarray(arrays[f"{layer}/{name}"], dtype) for name in ("lora_a", "lora_b"))
         for name, part in zip(names, split_outputs(architecture, path, lora_b), strict=True):
             module = f"base_model.model.{name.removesuffix('.weight')}"
-            tensors[f"{module}.lora_A.weight"] = np.ascontiguousarray(lora_a.T)
-            tensors[f"{module}.lora_B.weight"] = np.ascontiguousarray(part.T)
+            tensors[f"{module}.lora_A.weight"] = lora_a.T
+            tensors[f"{module}.lora_B.weight"] = part.T
     return tensors

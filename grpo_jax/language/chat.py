@@ -8,7 +8,6 @@ from typing import Any
 
 from grpo_jax.errors import ConfigError
 from grpo_jax.language.folder import file_in, need
-from grpo_jax.recording.files import fits
 
 Messages = Sequence[Mapping[str, Any]]
 """A chat: messages with a `role`, such as "user", and a `content`."""
@@ -165,12 +164,8 @@ def load_chat_template(
         source = path.read_text(encoding="utf-8") if path.exists() else description.get("chat_template")
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
-    if fits(source, list[dict[str, str]]):  # several by name
+    if isinstance(source, list):  # several by name
         source = {each.get("name"): each.get("template") for each in source}.get("default")
-    if not fits(source, str | None):
-        raise ConfigError(
-            f"{folder / 'tokenizer_config.json'}: chat_template must be a text, or a list of texts by name"
-        )
     if source is None and variables:
         raise ConfigError(f"{folder} has no chat template for the variables {', '.join(variables)}; leave them out")
     return None if source is None else ChatTemplate(source, special_tokens(description), variables, date)

@@ -1,13 +1,15 @@
-"""What reads a model folder: its files, and the packages of the extra `lm`."""
+"""What reads a model folder: its files, their fields, and the packages of the extra `lm`."""
 
 import contextlib
 import importlib
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from grpo_jax.errors import ConfigError
 from grpo_jax.importing import pip_install
-from grpo_jax.recording.files import as_path
+from grpo_jax.recording.files import as_path, describe_kind, fits, read_object
 
 
 def need(package: str) -> ModuleType:
@@ -43,3 +45,19 @@ def file_in(folder: str | Path, name: str) -> Path:
     if is_other:
         raise ConfigError(f"{path} is not a file; copy the model's folder again")
     return path
+
+
+def read_fields(folder: str | Path, name: str, kinds: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON object in a file of a model folder; an empty one without the file.
+
+    Raises:
+      ConfigError: the file cannot be read, or a field is neither null nor of its type in `kinds`.
+    """
+    path = file_in(folder, name)
+    fields = read_object(path) if path.exists() else {}
+    for field, kind in kinds.items():
+        if not fits(fields.get(field), kind | None):
+            raise ConfigError(
+                f"{path}: {field}={fields[field]!r:.200} must be {describe_kind(kind)}; copy the file again"
+            )
+    return fields

@@ -11,20 +11,18 @@ import numpy as np
 
 from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.language.folder import need
-from grpo_jax.language.models import MODEL_TYPES, describe_architecture
-from grpo_jax.language.saving import model_files
-from grpo_jax.language.weights import WEIGHTS, finite, published_weights
+from grpo_jax.language.models import MODEL_TYPES, as_architecture, describe_architecture
+from grpo_jax.language.saving import model_files, write_model, write_tokenizer
+from grpo_jax.language.weights import finite, published_weights
 from grpo_jax.policies import Transformer, categorical, make_token_policy
-from grpo_jax.policies.transformer import DTYPES
-from grpo_jax.recording.files import as_path, write_arrays, write_json
+from grpo_jax.recording.files import as_path, describe_kind, fits
 
-# Names of tensors, by those of transformers.
-_NAMES = {
-    **{"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"},
-    **{"model.layers": "blk", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"},
-    **{f"self_attn.{part}_proj": f"attn_{part}" for part in "qkv"},
-    **{"self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"},
-    **{f"mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")},
+# Fields of config.json, by those that follow the architecture's name in a file.
+_FIELDS = {
+    **{"block_count": "num_hidden_layers", "embedding_length": "hidden_size"},
+    **{"feed_forward_length": "intermediate_size", "attention.key_length": "head_dim"},
+    **{"attention.head_count": "num_attention_heads", "attention.head_count_kv": "num_key_value_heads"},
+    **{"rope.freq_base": "rope_theta", "attention.layer_norm_rms_epsilon": "rms_norm_eps"},
 }
 
 _WORDS = (
@@ -33,7 +31,6 @@ _WORDS = (
 # Where a text is cut before merges, by `tokenizer.ggml.pre`: digits one by one and GPT-2's pattern, or a pattern.
 _PRE_TOKENIZERS = {"gpt-2": None, "smollm": None, "qwen2": _WORDS % "", "llama-bpe": _WORDS % "{1,3}"}
 
-_KIND = "general.architecture"
 _CONTROL, _USER_DEFINED = 3, 4  # of `tokenizer.ggml.token_type`
 
 
@@ -49,39 +46,33 @@ def convert_gguf(path: str | Path, folder: str | Path, *, dtype: str = "float32"
       ConfigError: the file is damaged, its architecture, quantisation or tokenizer is not supported, or the folder has
         a model already.
     """
-    if dtype not in DTYPES:
-        raise ConfigError(f"dtype={dtype!r}; use one of {', '.join(DTYPES)}")
     if (as_path(folder) / "config.json").exists():
         raise ConfigError(f"{folder} already has a model; name another folder")
     path = as_path(path)
     reader = _open(path)
     field = _fields(path, reader)
-    architecture, context = _architecture(path, field, {tensor.name: tensor.shape for tensor in reader.tensors})
-    tokenizer = _tokenizer(path, field)
-    tokens, size = field("tokenizer.ggml.tokens", list), architecture.vocab_size
+    tokens = field("tokenizer.ggml.tokens", list[str])
+    special = _special_tokens(path, field, len(tokens))
+    tokenizer = _tokenizer(path, field, tokens, special)
+    architecture = _architecture(path, field, {tensor.name: tensor.shape for tensor in reader.tensors})
+    size, context = architecture.vocab_size, f"{field('general.architecture', str)}.context_length"
+    context = as_count(f"{path}: {context}", field(context, int))
     if len(tokens) != size:
         raise ConfigError(
             f"{path}: the tokenizer has {len(tokens)} tokens, but the model {size}; it belongs to another model, so "
             "convert the published model again, or download another file"
         )
-    special = _special_tokens(path, field, size)
     ends = sorted({special[name] for name in ("eos", "eot") if name in special})
     if not ends:
         raise ConfigError(f"{path} names no end token, so completions would never end; download another file")
-    about = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": context}
-    about |= {"clean_up_tokenization_spaces": False}
-    about |= {f"{name}_token": tokens[number] for name, number in special.items() if name != "eot"}
-    if (template := field("tokenizer.chat_template", str, "")) != "":
-        about["chat_template"] = template
+    about = {f"{name}_token": tokens[number] for name, number in special.items() if name != "eot"}
+    about |= {"chat_template": field("tokenizer.chat_template", str, "") or None, "model_max_length": context}
     numbers = {"bos_token_id": special.get("bos"), "eos_token_id": ends if len(ends) > 1 else ends[0]}
     numbers["pad_token_id"] = special.get("pad", ends[0])
     description = describe_architecture(architecture, vocab_size=size, context=context) | numbers
-    with model_files(as_path(folder)) as new:
-        (new / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
-        write_json(new / "tokenizer_config.json", about)
-        write_json(new / "generation_config.json", numbers)
-        write_json(new / "config.json", description | {"dtype": dtype, "torch_dtype": dtype})
-        write_arrays(new / WEIGHTS, dict(_weights(path, reader, architecture, dtype)), {"format": "pt"})
+    with model_files(folder, dtype) as new:
+        write_tokenizer(new, tokenizer, about, numbers)
+        write_model(new, description, dict(_weights(path, reader, architecture, dtype)), dtype)
 
 
 def gguf_in_package(package: str) -> Path:
@@ -116,69 +107,59 @@ def _fields(path: Path, reader: Any) -> Callable[..., Any]:
 
     def field(name, kind, default=None):
         found = reader.fields[name].contents() if name in reader.fields else default
-        if found is None:
-            raise ConfigError(f"{path} lacks the field {name}; convert the published model again")
-        if not isinstance(found, kind) and not (kind is float and isinstance(found, int)):
-            raise ConfigError(f"{path}: {name}={str(found)[:80]!r} is of another type than GGUF has; download it again")
+        if not fits(found, kind):
+            raise ConfigError(
+                f"{path}: {name}={found!r:.80} must be {describe_kind(kind)}; download the file again, or convert the "
+                "published model again"
+            )
         return found
 
     return field
 
 
-def _architecture(path: Path, field: Callable[..., Any], tensors: dict[str, Any]) -> tuple[Transformer, int]:
-    """The transformer, and the most tokens of a prompt and its completion."""
-    name = field(_KIND, str)
+def _architecture(path: Path, field: Callable[..., Any], tensors: dict[str, Any]) -> Transformer:
+    """The transformer; ConfigError for one that is not supported."""
+    name = field("general.architecture", str)
     if name not in MODEL_TYPES:
         known = ", ".join(MODEL_TYPES)
         raise ConfigError(f"{path}: the architecture {name!r} is not supported; use a model of one of {known}")
-    scaling = field(f"{name}.rope.scaling.type", str, "none")
-    if scaling != "none" or "rope_freqs.weight" in tensors:
-        raise ConfigError(f"{path}: scaled rotary positions are not supported ({scaling}); use a model without")
     if "token_embd.weight" not in tensors:
         raise ConfigError(f"{path} lacks the tensor token_embd.weight; name the file of a whole model")
-    num_heads, width = field(f"{name}.attention.head_count", int), field(f"{name}.embedding_length", int)
-    try:
-        head_size = field(f"{name}.attention.key_length", int, width // max(num_heads, 1))
-        if (rotated := field(f"{name}.rope.dimension_count", int, head_size)) != head_size:
-            raise ConfigError(f"rotary positions of {rotated} of {head_size} features of a head are not supported")
-        architecture = Transformer(
-            num_layers=field(f"{name}.block_count", int),
-            width=width,
-            feedforward_size=field(f"{name}.feed_forward_length", int),
-            num_heads=num_heads,
-            num_kv_heads=field(f"{name}.attention.head_count_kv", int, num_heads),
-            head_size=head_size,
-            rope_base=_decimal(field(f"{name}.rope.freq_base", float, 10_000.0)),
-            norm_eps=_decimal(field(f"{name}.attention.layer_norm_rms_epsilon", float)),
-            tie_embeddings="output.weight" not in tensors,
-            vocab_size=int(tensors["token_embd.weight"][-1]),
-            **MODEL_TYPES[name],
-        )
-    except ConfigError as error:
-        raise error if str(path) in str(error) else ConfigError(f"{path}: {error}") from error
-    return architecture, as_count(f"{path}: {name}.context_length", field(f"{name}.context_length", int))
-
-
-def _decimal(number: float) -> float:
-    """A float32 as its shortest decimal: 1e-5, not 9.999999747378752e-06."""
-    return float(str(np.float32(number)))
+    published = {ours: field(f"{name}.{theirs}", Any) for theirs, ours in _FIELDS.items()}
+    for ours in ("rope_theta", "rms_norm_eps"):
+        if fits(published[ours], float):  # a float32 as its shortest decimal: 1e-5, not 9.999999747378752e-06
+            published[ours] = float(str(np.float32(published[ours])))
+    scaling = field(f"{name}.rope.scaling.type", str, "none")
+    if "rope_freqs.weight" in tensors:
+        scaling = "rope_freqs"
+    architecture = as_architecture(
+        path,
+        published
+        | {"model_type": name, "vocab_size": int(tensors["token_embd.weight"][-1])}
+        | {"tie_word_embeddings": "output.weight" not in tensors}
+        | {"rope_parameters": {"rope_type": "default" if scaling == "none" else scaling}},
+    )
+    size = architecture.sizes.head
+    if (rotated := field(f"{name}.rope.dimension_count", int, size)) != size:
+        raise ConfigError(f"{path}: rotary positions of {rotated} of {size} features of a head are not supported")
+    return architecture
 
 
 def _weights(path: Path, reader: Any, architecture: Transformer, dtype: str) -> Iterator[tuple[str, np.ndarray]]:
     """The tensors by the names of transformers."""
-    from gguf import dequantize
+    from gguf import MODEL_ARCH, dequantize, get_tensor_name_map
 
-    tensors, size = {tensor.name: tensor for tensor in reader.tensors}, architecture.sizes
-    heads = {"q_proj": size.heads, "k_proj": size.kv_heads} if reader.fields[_KIND].contents() == "llama" else {}
+    kind, size = reader.fields["general.architecture"].contents(), architecture.sizes
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    names = get_tensor_name_map(MODEL_ARCH[kind.upper()], architecture.num_layers)
+    heads = {"q_proj": size.heads, "k_proj": size.kv_heads} if kind == "llama" else {}
     policy = make_token_policy(architecture, categorical(architecture.vocab_size), max_steps=1)
     shapes = jax.eval_shape(lambda: published_weights(architecture, policy.init(jax.random.key(0))))
     for name, expected in shapes.items():
-        theirs = name
-        for published, short in _NAMES.items():
-            theirs = theirs.replace(published, short)
+        theirs, layer = names.get_name(name, try_suffixes=(".weight", ".bias")), name.split(".")[-2]
         if theirs not in tensors:
             raise ConfigError(f"{path} lacks the tensor {theirs}, which its fields imply; download the file again")
-        tensor, layer = tensors.pop(theirs), name.split(".")[-2]
+        tensor = tensors.pop(theirs)
         try:
             array = np.asarray(dequantize(tensor.data, tensor.tensor_type), np.float32)
         except NotImplementedError as error:
@@ -205,7 +186,7 @@ def _special_tokens(path: Path, field: Callable[..., Any], size: int) -> dict[st
     return {name: number for name, number in found.items() if number >= 0}
 
 
-def _tokenizer(path: Path, field: Callable[..., Any]) -> Any:
+def _tokenizer(path: Path, field: Callable[..., Any], tokens: list[str], special: dict[str, int]) -> Any:
     """The byte-level BPE as a `tokenizers.Tokenizer`."""
     need("tokenizers")
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -216,12 +197,10 @@ def _tokenizer(path: Path, field: Callable[..., Any]) -> Any:
             f"{path}: the tokenizer {kind!r} with the pre-tokenizer {before!r} is not supported, only 'gpt2' with one "
             f"of {', '.join(_PRE_TOKENIZERS)}; use the model's folder as published instead"
         )
-    tokens, merges = field("tokenizer.ggml.tokens", list), field("tokenizer.ggml.merges", list)
-    kinds = field("tokenizer.ggml.token_type", list, [1] * len(tokens))
+    merges = [tuple(merge.split(" ")) for merge in field("tokenizer.ggml.merges", list[str])]
     try:
-        pairs = [tuple(merge.split(" ")) for merge in merges]
         vocabulary = {token: number for number, token in enumerate(tokens)}
-        tokenizer = Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=before == "llama-bpe"))
+        tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=before == "llama-bpe"))
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # `tokenizers` may panic, which is no Exception
@@ -237,12 +216,13 @@ def _tokenizer(path: Path, field: Callable[..., Any]) -> Any:
         tokenizer.normalizer = normalizers.NFC()
     parts.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None))
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Sequence(parts), decoders.ByteLevel()
-    for special in (True, False):
-        chosen = _CONTROL if special else _USER_DEFINED
+    kinds = field("tokenizer.ggml.token_type", list[int], [])
+    for chosen in (_CONTROL, _USER_DEFINED):
         added = [token for token, each in zip(tokens, kinds, strict=False) if each == chosen]
-        tokenizer.add_tokens([AddedToken(token, special=special, normalized=False) for token in added])
+        is_special = chosen == _CONTROL
+        tokenizer.add_tokens([AddedToken(token, special=is_special, normalized=False) for token in added])
     if field("tokenizer.ggml.add_bos_token", bool, False):
-        number = _special_tokens(path, field, len(tokens)).get("bos", 0)
+        number = special.get("bos", 0)
         begin = tokens[number]
         tokenizer.post_processor = processors.TemplateProcessing(
             single=[begin, "$A"], pair=[begin, "$A", "$B"], special_tokens=[(begin, number)]

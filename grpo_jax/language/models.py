@@ -9,19 +9,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_jax.errors import ConfigError, as_count
-from grpo_jax.language.folder import file_in
+from grpo_jax.language.folder import file_in, read_fields
 from grpo_jax.language.tokenizer import Tokenizer, load_tokenizer
 from grpo_jax.policies import Transformer
-from grpo_jax.recording.files import as_path, describe_kind, fits, read_object
+from grpo_jax.recording.files import as_path
 
-# For each supported `model_type`: fields of `Transformer` beyond the sizes, and the class in transformers.
+# For each supported `model_type`: fields of `Transformer` beyond the sizes.
 MODEL_TYPES = {
     "llama": {},
     "qwen2": {"attention_bias": True},
     "qwen3": {"qk_norm": True},
 }
 UNLIMITED = 2**31 - 1  # the context of a model whose config.json names none
-CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
 _REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
@@ -33,14 +32,12 @@ _FIELDS = {
     "vocab_size": "vocab_size",
 }
 
-_SIZES = (*_REQUIRED, "num_key_value_heads", "head_dim", "max_position_embeddings")
-
-_KINDS = dict.fromkeys(_SIZES, int) | {
-    **{"model_type": str, "rope_theta": float, "rms_norm_eps": float, "tie_word_embeddings": bool},
-    **{"rope_parameters": dict[str, Any], "rope_scaling": dict[str, Any], "eos_token_id": int | list[int]},
-    **{"architectures": list[str], "id2label": dict[str, str], "pad_token_id": int, "layer_types": list[str]},
+# The types of fields of config.json, without the numbers that `Transformer` checks.
+_KINDS = {
+    **{"model_type": str, "architectures": list[str], "tie_word_embeddings": bool, "layer_types": list[str]},
+    **{"rope_parameters": dict[str, Any], "rope_scaling": dict[str, Any]},
+    **{"id2label": dict[str, str], "pad_token_id": int},
 }
-"""The types of fields of config.json, which may also be null."""
 
 # Fields of config.json with one supported value, which they may also leave out.
 _SUPPORTED = {
@@ -84,7 +81,7 @@ def load_model(
     folder = as_path(folder)
     published = read_config(folder)
     tokenizer = load_tokenizer(folder, template_variables=template_variables, date=date)
-    architecture, context = load_architecture(folder, **changes), published.get("max_position_embeddings") or UNLIMITED
+    architecture, context = load_architecture(folder, **changes), _context(folder, published)
     if max(tokenizer.end_tokens) >= (vocab_size := architecture.vocab_size):
         raise ConfigError(
             f"{folder}: the end token {max(tokenizer.end_tokens)} is not among the vocab_size={vocab_size} tokens of "
@@ -103,7 +100,11 @@ def load_architecture(folder: str | Path, **changes: Any) -> Transformer:
     Raises:
       ConfigError: if the model has a feature that this transformer lacks, or the file is damaged.
     """
-    path, published = as_path(folder) / "config.json", read_config(folder)
+    return as_architecture(as_path(folder) / "config.json", read_config(folder), **changes)
+
+
+def as_architecture(path: Path, published: Mapping[str, Any], **changes: Any) -> Transformer:
+    """As `load_architecture`, of the fields of config.json, which come from this path."""
     model_type = published.get("model_type")
     if model_type not in MODEL_TYPES:
         raise ConfigError(f"{path}: model_type={model_type!r} is not supported; use one of {', '.join(MODEL_TYPES)}")
@@ -117,13 +118,9 @@ def load_architecture(folder: str | Path, **changes: Any) -> Transformer:
         raise ConfigError(f"{path}: scaled rotary positions are not supported: {rope}; use a checkpoint without")
     if other := set(published.get("layer_types") or []) - {"full_attention"}:
         raise ConfigError(f"{path}: layer_types has {sorted(other)[0]!r}, and only 'full_attention' is supported")
-    num_heads = published["num_attention_heads"]
-    defaults = {
-        **{"num_key_value_heads": num_heads, "head_dim": published["hidden_size"] // num_heads},
-        **{"rope_theta": rope.get("rope_theta", 10_000.0), "rms_norm_eps": 1e-6, "tie_word_embeddings": False},
-    }
-    given = {name: value for name, value in published.items() if value is not None}
-    fields = {field: (defaults | given)[name] for name, field in _FIELDS.items()}
+    given = {"rope_theta": rope.get("rope_theta")}
+    given |= {name: value for name, value in published.items() if value is not None}
+    fields = {field: given[name] for name, field in _FIELDS.items() if given.get(name) is not None}
     try:
         return Transformer(**fields | MODEL_TYPES[model_type] | changes)
     except ConfigError as error:
@@ -138,7 +135,7 @@ def describe_architecture(architecture: Transformer, *, vocab_size: int, context
         raise ConfigError(f"no published model type has {variants}; use one of {MODEL_TYPES}")
     size = architecture.sizes
     return {
-        **{"model_type": types[0], "architectures": [CLASSES[types[0]]], "hidden_act": "silu"},
+        **{"model_type": types[0], "architectures": [f"{types[0].capitalize()}ForCausalLM"], "hidden_act": "silu"},
         **{name: getattr(architecture, field) for name, field in _FIELDS.items()},
         **{"num_attention_heads": size.heads, "num_key_value_heads": size.kv_heads, "head_dim": size.head},
         **{"intermediate_size": size.feedforward, "max_position_embeddings": context, "vocab_size": vocab_size},
@@ -148,7 +145,7 @@ def describe_architecture(architecture: Transformer, *, vocab_size: int, context
 def changed_fields(model: LanguageModel, vocab_size: int) -> dict[str, Any]:
     """The fields of config.json for a model that differs from its folder's; empty if it does not differ."""
     published, before = read_config(model.folder), load_architecture(model.folder)
-    context = published.get("max_position_embeddings") or UNLIMITED
+    context = _context(model.folder, published)
     found = describe_architecture(before, vocab_size=before.vocab_size, context=context)
     fields = describe_architecture(model.architecture, vocab_size=vocab_size, context=model.context)
     if fields == found:
@@ -161,19 +158,15 @@ def changed_fields(model: LanguageModel, vocab_size: int) -> dict[str, Any]:
 def read_config(folder: str | Path) -> dict[str, Any]:
     """The contents of config.json; ConfigError if it is missing or damaged, or a field has another type."""
     path = file_in(folder, "config.json")
-    try:
-        published = read_object(path)
-    except ConfigError as error:
-        files = [as_path(folder), *as_path(folder).glob("*.gguf")]
-        if gguf := next((file for file in files if file.suffix == ".gguf"), None):
-            advice = f"make one: grpo_jax.language.convert_gguf({str(gguf)!r}, 'model')"
-            raise ConfigError(f"{gguf} is not a model folder; {advice}") from error
-        raise ConfigError(f"{error}; name the folder of a model, with its config.json") from error
-    for field, kind in _KINDS.items():
-        if not fits(published.get(field), kind | None):
-            kind = describe_kind(kind)
-            raise ConfigError(f"{path}: {field}={published[field]!r} must be {kind}; copy the file again")
-    for field in _SIZES:
-        if published.get(field) is not None:
-            as_count(f"{path}: {field}", published[field])
-    return published
+    if path.exists():
+        return read_fields(folder, "config.json", _KINDS)
+    files = [as_path(folder), *as_path(folder).glob("*.gguf")]
+    if gguf := next((file for file in files if file.suffix == ".gguf"), None):
+        advice = f"make one: grpo_jax.language.convert_gguf({str(gguf)!r}, 'model')"
+        raise ConfigError(f"{gguf} is not a model folder; {advice}")
+    raise ConfigError(f"{path} cannot be read: there is no such file; name the folder of a model, with its config.json")
+
+
+def _context(folder: Path, published: Mapping[str, Any]) -> int:
+    context = published.get("max_position_embeddings")
+    return UNLIMITED if context is None else as_count(f"{folder}/config.json: max_position_embeddings", context)

@@ -2,11 +2,9 @@
 
 import contextlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from grpo_jax.errors import ConfigError
 from grpo_jax.language.folder import file_in
@@ -15,7 +13,7 @@ from grpo_jax.language.tokenizer import FILES, Tokenizer
 from grpo_jax.language.weights import WEIGHTS, actor_params, published_weights
 from grpo_jax.policies import Transformer
 from grpo_jax.policies.transformer import DTYPES
-from grpo_jax.recording.files import as_path, new_files, write_arrays, write_json
+from grpo_jax.recording.files import Arrays, as_path, new_files, write_arrays, write_json
 from grpo_jax.types import PyTree
 
 
@@ -32,9 +30,9 @@ def save_trained(folder: str | Path, model: LanguageModel, params: PyTree, *, dt
       ConfigError: for another dtype, or params of another architecture.
     """
     description = read_config(model.folder) | changed_fields(model, len(actor_params(params)["embedding"]))
-    with model_files(as_path(folder)) as new:
+    with model_files(folder, dtype) as new:
         copy_tokenizer(model.folder, new)
-        _write(new, model.architecture, params, description, dtype)
+        write_model(new, description, published_weights(model.architecture, params, dtype), dtype)
 
 
 def save_model(
@@ -71,16 +69,26 @@ def save_model(
         raise ConfigError(f"the tokenizer has no token {end_token!r}; add it as a special token before training it")
     vocab_size = len(actor_params(params)["embedding"])
     description = describe_architecture(architecture, vocab_size=vocab_size, context=context)
-    description |= {"bos_token_id": None, "eos_token_id": number}
-    about = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end_token, "pad_token": end_token}
-    about |= {"model_max_length": context, "clean_up_tokenization_spaces": False}
-    if chat_template is not None:
-        about["chat_template"] = chat_template
-    with model_files(as_path(folder)) as new:
-        (new / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
-        write_json(new / "tokenizer_config.json", about)
-        write_json(new / "generation_config.json", {"eos_token_id": number, "pad_token_id": number})
-        _write(new, architecture, params, description, dtype)
+    numbers = {"bos_token_id": None, "eos_token_id": number, "pad_token_id": number}
+    about = {"eos_token": end_token, "pad_token": end_token, "chat_template": chat_template}
+    with model_files(folder, dtype) as new:
+        write_tokenizer(new, tokenizer, about | {"model_max_length": context}, numbers)
+        write_model(new, description | numbers, published_weights(architecture, params, dtype), dtype)
+
+
+def write_tokenizer(folder: Path, tokenizer: Any, about: Mapping[str, Any], numbers: Mapping[str, Any]) -> None:
+    """Writes a new tokenizer's files.
+
+    Args:
+      folder: exists.
+      tokenizer: a `tokenizers.Tokenizer`.
+      about: fields of tokenizer_config.json; those that are None are left out.
+      numbers: of special tokens, such as `eos_token_id`.
+    """
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **about}
+    (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+    write_json(folder / "tokenizer_config.json", {name: value for name, value in about.items() if value is not None})
+    write_json(folder / "generation_config.json", numbers)
 
 
 def copy_tokenizer(source: Path, folder: Path) -> None:
@@ -91,20 +99,22 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def model_files(folder: Path) -> Iterator[Path]:
-    """As `new_files`; then removes the index of other weights, if the folder had one."""
+def model_files(folder: str | Path, dtype: str) -> Iterator[Path]:
+    """As `new_files`; then removes the index of other weights, if the folder had one.
+
+    Raises:
+      ConfigError: weights are not saved in this dtype.
+    """
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype={dtype!r}; use one of {', '.join(DTYPES)}")
+    folder = as_path(folder)
     with new_files(folder) as new:
         yield new
     (folder / f"{WEIGHTS}.index.json").unlink(missing_ok=True)
 
 
-def _write(folder: Path, architecture: Transformer, params: PyTree, description: dict[str, Any], dtype: str) -> None:
-    """Writes config.json and the weights."""
-    if dtype not in DTYPES:
-        raise ConfigError(f"dtype={dtype!r}; use one of {', '.join(DTYPES)}")
-    description = {name: value for name, value in description.items() if name != "torch_dtype"} | {"dtype": dtype}
-    write_json(folder / "config.json", description | {"torch_dtype": dtype})
-    weights = published_weights(architecture, params, dtype)
-    arrays = {name: np.ascontiguousarray(array) for name, array in weights.items()}
+def write_model(folder: Path, description: Mapping[str, Any], weights: Arrays, dtype: str) -> None:
+    """Writes config.json, with these fields, and the weights."""
+    write_json(folder / "config.json", {**description, "dtype": dtype, "torch_dtype": dtype})
     # transformers refuses files that do not name a framework.
-    write_arrays(folder / WEIGHTS, arrays, {"format": "pt"})
+    write_arrays(folder / WEIGHTS, weights, {"format": "pt"})

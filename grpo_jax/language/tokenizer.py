@@ -12,8 +12,8 @@ import numpy as np
 from grpo_jax.environments.tokens import PAD
 from grpo_jax.errors import ConfigError
 from grpo_jax.language.chat import ChatTemplate, Messages, load_chat_template, special_tokens
-from grpo_jax.language.folder import file_in, need
-from grpo_jax.recording.files import as_path, fits, read_object
+from grpo_jax.language.folder import file_in, need, read_fields
+from grpo_jax.recording.files import as_path
 
 FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
@@ -190,14 +190,12 @@ def load_tokenizer(
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # `tokenizers` has no error class
         raise ConfigError(f"{path} cannot be read: {error}; copy the file again, or write it anew") from error
-    description = _read(folder, "tokenizer_config.json")
+    description = read_fields(folder, "tokenizer_config.json", {"chat_template": str | list[dict[str, str]]})
     if description.get("split_special_tokens"):
         raise ConfigError(f"{folder / 'tokenizer_config.json'}: split_special_tokens is not supported; leave it out")
     ends = []
     for name in ("generation_config.json", "config.json"):
-        found = _read(folder, name).get("eos_token_id")
-        if not fits(found, int | list[int] | None):
-            raise ConfigError(f"{folder / name}: eos_token_id={found!r} must be a whole number, or a list of them")
+        found = read_fields(folder, name, {"eos_token_id": int | list[int]}).get("eos_token_id")
         ends += found if isinstance(found, list) else [found]
     ends.append(tokenizer.token_to_id(special_tokens(description).get("eos_token", "")))
     ends = list(dict.fromkeys(end for end in ends if end is not None and end >= 0))  # -1: none
@@ -231,9 +229,3 @@ _BYTES |= {chr(256 + i): byte for i, byte in enumerate(sorted({*range(256)} - {*
 def _as_bytes(token: str) -> bytes:
     """The bytes of a token's name in a byte-level BPE; a name with other letters stands for itself."""
     return bytes(_BYTES[letter] for letter in token) if _BYTES.keys() >= {*token} else token.encode()
-
-
-def _read(folder: Path, name: str) -> dict[str, Any]:
-    """The JSON object in a file; an empty one without the file."""
-    path = file_in(folder, name)
-    return read_object(path) if path.exists() else {}

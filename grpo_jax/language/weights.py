@@ -11,10 +11,10 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from grpo_jax.errors import ConfigError
-from grpo_jax.language.folder import file_in
+from grpo_jax.language.folder import file_in, read_fields
 from grpo_jax.language.models import load_architecture, read_config
 from grpo_jax.policies import Transformer, categorical, make_token_policy, merge_lora
-from grpo_jax.recording.files import as_path, fits, read_object
+from grpo_jax.recording.files import as_path
 from grpo_jax.types import PyTree, by_path
 
 WEIGHTS = "model.safetensors"
@@ -152,11 +152,9 @@ def split_outputs(architecture: Transformer, path: str, array: jax.Array) -> lis
 
 def _reader(folder: Path) -> Callable[[str], jax.Array]:
     """The function `(name) -> float32 tensor` of a checkpoint in one or several files."""
-    index, names = file_in(folder, f"{WEIGHTS}.index.json"), [WEIGHTS]
-    if index.exists():
-        weight_map = read_object(index).get("weight_map")
-        if not weight_map or not fits(weight_map, dict[str, str]):
-            raise ConfigError(f"{index} cannot be read: its weight_map must give files by tensor; copy the file again")
+    index, names = f"{WEIGHTS}.index.json", [WEIGHTS]
+    if file_in(folder, index).exists():
+        weight_map = read_fields(folder, index, {"weight_map": dict[str, str]}).get("weight_map") or {}
         names = sorted(set(weight_map.values()))
     # Memory-mapped: a tensor is read only when it is requested.
     files = [_open(file_in(folder, name)) for name in names]

@@ -182,12 +182,17 @@ WRONG = [
     (ABOUT, [{"chat_template": each} for each in DEEP], load_model, "chat template is not Jinja"),
     (
         *(ABOUT, [{"chat_template": each} for each in (3, {"a": 1}, [3], [{"name": "default", "template": 3}], [[]])]),
-        *(load_model, "tokenizer_config.json: chat_template must be a text"),
+        *(load_model, "tokenizer_config.json: chat_template=.* must be a text or a list"),
     ),
     ("model.safetensors", [b"?", *map(header, (2**40, 2**63, 2**64 - 1, 0, 10**8 + 1))], load_params, "cannot be read"),
     (
-        *(INDEX, [{}, *({"weight_map": each} for each in (3, [], {}, {"a": 3}, {"a": None}, "x", None))], load_params),
-        "index.json cannot be read: its weight_map must give files by tensor",
+        *(INDEX, [{"weight_map": each} for each in (3, [], {"a": 3}, {"a": None}, "x")], load_params),
+        "index.json: weight_map=.* must be an object of a text",
+    ),
+    (INDEX, [{}, {"weight_map": {}}, {"weight_map": None}], load_params, "lacks 'model.layers.0.input_layernorm"),
+    (
+        *(INDEX, ["[1]", "{"], load_params),
+        "index.json cannot be read",
     ),
 ]
 NOT_NUMBERS = "16", [1], True, math.nan, math.inf, -1, 0, 10**400
