@@ -2,7 +2,6 @@
 
 import asyncio
 import atexit
-import concurrent.futures
 import contextlib
 import functools
 import logging
@@ -45,8 +44,7 @@ def call_host(function: Callable[..., PyTree], results: PyTree, *arguments: PyTr
         deferred = any(block.defer for block in blocks)
         if not (deferred and any(block.error for block in blocks)):  # else nobody will see what it returns
             try:
-                with _no_exit():
-                    return function(*given)
+                return _without_exit(function, given)
             except BaseException as error:
                 for block in blocks:
                     block.error = block.error or error
@@ -59,11 +57,10 @@ def call_host(function: Callable[..., PyTree], results: PyTree, *arguments: PyTr
     return jax.pure_callback(call, results, *arguments, vmap_method="broadcast_all")
 
 
-@contextlib.contextmanager
-def _no_exit() -> Iterator[None]:
+def _without_exit(function: Callable[..., PyTree], arguments: tuple) -> PyTree:
     """Makes an error of `sys.exit`, which would end the program as if it had succeeded."""
     try:
-        yield
+        return function(*arguments)
     except SystemExit as exit:
         raise ConfigError(f"a function on the host called sys.exit({exit.code!r}); let it raise an error") from exit
 
@@ -124,19 +121,18 @@ _starting = threading.Lock()
 
 @functools.cache
 def _event_loop() -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
-    started: concurrent.futures.Future = concurrent.futures.Future()
+    runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+    loop = runner.get_loop()
 
-    async def serve() -> None:
-        stop = asyncio.Event()
-        started.set_result((asyncio.get_running_loop(), stop))
-        await stop.wait()
+    def serve() -> None:
+        with runner:  # which then cancels what is left
+            loop.run_forever()
 
     def close() -> None:
-        loop.call_soon_threadsafe(stop.set)
+        loop.call_soon_threadsafe(loop.stop)
         thread.join(timeout=5)
 
-    thread = threading.Thread(target=lambda: asyncio.run(serve()), name="grpo_jax async", daemon=True)
+    thread = threading.Thread(target=serve, name="grpo_jax async", daemon=True)
     thread.start()
-    loop, stop = started.result()
     atexit.register(close)
     return loop, thread

@@ -1,6 +1,5 @@
 """Language models from folders: prompts and chats, rewards in Python, an environment, and folders of trained models."""
 
-from grpo_jax.language.adapters import save_adapter
 from grpo_jax.language.chat import ChatTemplate
 from grpo_jax.language.demonstrations import demonstration_tokens, learn_demonstrations
 from grpo_jax.language.environment import language_environment, sample_completions
@@ -9,7 +8,7 @@ from grpo_jax.language.models import LanguageModel, load_architecture, load_mode
 from grpo_jax.language.prompts import Prompts, as_prompts, encode_prompts, read_prompts, split_held_out
 from grpo_jax.language.reward_values import RewardError
 from grpo_jax.language.rewards import Reward, load_reward, overlong
-from grpo_jax.language.saving import save_model, save_trained
+from grpo_jax.language.saving import save_adapter, save_model, save_trained
 from grpo_jax.language.scorer import Scorer, load_scorer
 from grpo_jax.language.task import LanguageTask
 from grpo_jax.language.tiny import make_tiny_model

@@ -13,8 +13,8 @@ from grpo_jax.language.chat import as_messages
 from grpo_jax.language.tokenizer import Prompt, Tokenizer, pad_left
 from grpo_jax.recording.files import as_path
 
-RESERVED = ("prompt", "messages", "prompts", "completions", "completion_ids", "max_completion")
-"""Names that a field for the rewards may not have."""
+RESERVED = ("prompts", "completions", "completion_ids", "max_completion")
+"""Arguments of every reward, whose names the field of a prompt may not have."""
 
 EXAMPLE = '{"prompt": "2 + 3 =", "answer": "5"}'
 
@@ -65,7 +65,7 @@ def as_prompts(rows: Sequence[dict[str, Any]], sources: Sequence[str] | None = N
     """
     if isinstance(rows, str | bytes | Mapping | Prompts) or not rows:
         raise ConfigError(f"there are no prompts in {rows!r:.200}; give a list of one or more, such as {EXAMPLE}")
-    sources = [f"prompt {number}" for number in range(len(rows))] if sources is None else sources
+    sources = _numbered(rows) if sources is None else sources
     contents = [_content(row, source) for row, source in zip(rows, sources, strict=True)]
     names = [name for name in rows[0] if name not in ("prompt", "messages")]
     if reserved := [name for name in names if name in RESERVED]:
@@ -106,30 +106,37 @@ def contents_of(prompts: Prompts | Sequence[Prompt]) -> Sequence[Prompt]:
         return prompts.contents
     if not isinstance(prompts, list | tuple) or not prompts:
         raise ConfigError(f"prompts are a list of texts or chats, or what read_prompts gives, but not {prompts!r:.200}")
-    return [_content({"prompt": prompt}, f"prompt {number}") for number, prompt in enumerate(prompts)]
+    return [_content({"prompt": each}, source) for each, source in zip(prompts, _numbered(prompts), strict=True)]
 
 
 def encode_prompts(tokenizer: Tokenizer, prompts: Prompts | Sequence[Prompt]) -> np.ndarray:
     """The tokens of prompts, as for `generate`: int32 `[N, P]`, shorter ones padded with -1 on the left."""
-    rows = [tokenizer.encode(prompt) for prompt in contents_of(prompts)]
-    if not all(rows):
-        raise ConfigError(f"prompt {rows.index([])} has no tokens; write at least one character")
+    contents, rows = contents_of(prompts), []
+    sources = prompts.sources if isinstance(prompts, Prompts) else _numbered(contents)
+    for content, source in zip(contents, sources, strict=True):
+        try:
+            rows.append(tokenizer.encode(content))
+        except ConfigError as error:
+            raise ConfigError(f"{source}: {error}") from error
+        if not rows[-1]:
+            raise ConfigError(f"{source}: the prompt has no tokens; write at least one character")
     return pad_left(rows)
 
 
-def _parse(line: str, source: str) -> dict[str, Any]:
+def _numbered(rows: Sequence[Any]) -> list[str]:
+    return [f"prompt {number}" for number in range(len(rows))]
+
+
+def _parse(line: str, source: str) -> Any:
     try:
-        row = json.loads(line)
+        return json.loads(line)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{source} is not JSON: {error}; write an object such as {EXAMPLE}") from error
-    if not isinstance(row, dict):
-        raise ConfigError(f"{source} is not an object; write one such as {EXAMPLE}")
-    return row
 
 
 def _content(row: dict[str, Any], source: str) -> Prompt:
     if not isinstance(row, dict):
-        raise ConfigError(f"{source} is no object but {row!r:.200}; write one such as {EXAMPLE}")
+        raise ConfigError(f"{source} is not an object but {row!r:.200}; write one such as {EXAMPLE}")
     if ("prompt" in row) == ("messages" in row):
         found = "both prompt and messages" if "prompt" in row else "neither prompt nor messages"
         raise ConfigError(f"{source} has {found}; write one of them, such as {EXAMPLE}")

@@ -15,7 +15,8 @@ from grpo_jax.environments.tokens.rewards import overlong_punishment
 from grpo_jax.errors import ConfigError
 from grpo_jax.host_calls import run_async
 from grpo_jax.importing import import_object
-from grpo_jax.language.reward_values import EXAMPLE, Payments, RewardError, checked_values, shown, text_of
+from grpo_jax.language.prompts import RESERVED
+from grpo_jax.language.reward_values import EXAMPLE, Payments, RewardError, checked_values, shown
 
 
 class Reward(NamedTuple):
@@ -88,7 +89,7 @@ def check_rewards(rewards: Sequence[Reward], fields: Sequence[str], source: str)
     names = [reward.name for reward in rewards]
     if len(set(names)) < len(names) or "held_out" in names:
         raise ConfigError(f"rewards must differ in their names and from 'held_out', but they are {', '.join(names)}")
-    known = {"prompts", "completions", "completion_ids", "max_completion", *fields}
+    known = {*RESERVED, *fields}
     for reward in rewards:
         for parameter in _parameters(reward):
             variadic = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
@@ -97,11 +98,6 @@ def check_rewards(rewards: Sequence[Reward], fields: Sequence[str], source: str)
                     f"the reward {reward.name!r} needs {parameter.name!r}, but {source} has only the fields "
                     f"{', '.join(fields) or '(none)'}; add it to every line, or give the argument a default"
                 )
-
-
-def score(rewards: Sequence[Reward], arguments: Mapping[str, Sequence]) -> np.ndarray:
-    """The value of each reward for each completion, float32 `[N, K]`: the sum of what `call_rewards` returns for it."""
-    return sums(call_rewards(rewards, arguments))
 
 
 def sums(payments: list[list[Payments | None]]) -> np.ndarray:
@@ -128,11 +124,11 @@ def call_rewards(rewards: Sequence[Reward], arguments: Mapping[str, Sequence]) -
     results: list[Any] = []
     with contextlib.ExitStack() as unfinished:
         for reward in rewards:
-            with _errors_of(reward, arguments):
+            with _errors_of(reward):
                 results.append(_listed(reward.function(**_arguments(reward, arguments))))
             if inspect.iscoroutine(results[-1]):
                 unfinished.callback(results[-1].close)
-        _await_all(rewards, results, arguments, unfinished)
+        _await_all(rewards, results, unfinished)
     completions = arguments["completions"]
     pairs = zip(rewards, results, strict=True)
     payments = [checked_values(reward.name, values, completions) for reward, values in pairs]
@@ -169,13 +165,11 @@ def _listed(values: Any) -> Any:
     return list(values) if isinstance(values, Iterator) else values
 
 
-def _await_all(
-    rewards: Sequence[Reward], results: list[Any], arguments: dict[str, list], unfinished: contextlib.ExitStack
-) -> None:
+def _await_all(rewards: Sequence[Reward], results: list[Any], unfinished: contextlib.ExitStack) -> None:
     """Replaces the results that are awaitable by what they give; they are awaited together."""
 
     async def finish(index: int) -> None:
-        with _errors_of(rewards[index], arguments):
+        with _errors_of(rewards[index]):
             results[index] = _listed(await results[index])
 
     async def together() -> None:
@@ -193,30 +187,13 @@ def _await_all(
 
 
 @contextlib.contextmanager
-def _errors_of(reward: Reward, arguments: dict[str, list]) -> Iterator[None]:
+def _errors_of(reward: Reward) -> Iterator[None]:
     """Makes a RewardError of what a reward raises, be it an exit of the program."""
     try:
         yield
     except (Exception, SystemExit) as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
-        completions = arguments["completions"]
-        text = _handled_text(error, completions)
-        which = f"{len(completions)} completions" if text is None else f"the completion {shown(text)}"
         raise RewardError(
             f"the reward {reward.name!r} raised {type(error).__name__}: {error} ({place.filename}, line "
-            f"{place.lineno}), for {which}; let it return a number for every completion, such as 0 for one that it "
-            "cannot judge"
+            f"{place.lineno}); let it return a number for every completion, such as 0 for one that it cannot judge"
         ) from error
-
-
-def _handled_text(error: BaseException, completions: Sequence[Any]) -> str | None:
-    """The text of the one completion that is a variable where the error was raised, or where that was called from.
-
-    It is looked up there because a second call of a reward, which may cost money, would be needed to find it otherwise.
-    """
-    known = {id(text): text for text in map(text_of, completions)}
-    for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
-        texts = {known[id(value)] for value in map(text_of, frame.f_locals.values()) if id(value) in known}
-        if len(texts) == 1:
-            return texts.pop()
-    return None

@@ -74,7 +74,7 @@ class Scorer:
         """
         completion = "a" if isinstance(prompt, str) else [{"role": "assistant", "content": "a"}]
         try:
-            self._check_length(self._tokens(prompt, completion)[0])
+            self._tokens(prompt, completion)
         except ConfigError as error:
             raise ConfigError(f"{source}: {error}") from error
 
@@ -84,17 +84,24 @@ class Scorer:
         return self.params, self.head, self.step_separator, getattr(self.model.tokenizer.template, "dates", None)
 
     def _tokens(self, prompt: Prompt, completion: str | Messages) -> Scored:
-        return (self._whole if self.step_separator is None else self._steps)(prompt, completion)
-
-    def _whole(self, prompt: Prompt, completion: str | Messages) -> Scored:
-        """A text or a chat, encoded at once."""
-        tokenizer = self.model.tokenizer
-        tokens = tokenizer.encode_whole(prompt + completion if isinstance(prompt, str) else joined(prompt, completion))
+        """A prompt and its completion; ConfigError if they have too many tokens, or none."""
+        tokens, ends = (self._whole if self.step_separator is None else self._steps)(prompt, completion)
+        if len(tokens) > self.model.context:
+            raise ConfigError(
+                f"the scorer {self.model.folder} reads at most {self.model.context} tokens (max_position_embeddings), "
+                f"but a prompt with its completion has {len(tokens)}; shorten prompts, or lower max_completion"
+            )
         if not tokens:
             raise ConfigError(
                 f"the scorer {self.model.folder} reads no token in a prompt and completion without a character; "
                 "write at least one character into every prompt"
             )
+        return tokens, ends
+
+    def _whole(self, prompt: Prompt, completion: str | Messages) -> Scored:
+        """A text or a chat, encoded at once."""
+        tokenizer = self.model.tokenizer
+        tokens = tokenizer.encode_whole(prompt + completion if isinstance(prompt, str) else joined(prompt, completion))
         while len(tokens) > 1 and tokens[-1] == self.pad_token:
             tokens = tokens[:-1]
         return tokens, []
@@ -108,23 +115,14 @@ class Scorer:
             ends.append((step.end(), len(tokens) - 1))
         return tokens, ends
 
-    def _check_length(self, tokens: Sequence[int]) -> None:
-        """Raises ConfigError for a text that is longer than the scorer's context."""
-        if len(tokens) > self.model.context:
-            raise ConfigError(
-                f"the scorer {self.model.folder} reads at most {self.model.context} tokens (max_position_embeddings), "
-                f"but a prompt with its completion has {len(tokens)}; shorten prompts, or lower max_completion"
-            )
-
     def _values(self, rows: Sequence[list[int]]) -> list[np.ndarray]:
         """The scores after each token of texts, float32 `[L]` each, in batches of similar lengths."""
         values: list[np.ndarray] = [np.zeros(0, np.float32)] * len(rows)
         order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
         for first in range(0, len(rows), self.batch_size):
             batch = order[first : first + self.batch_size]
-            self._check_length(longest := rows[batch[-1]])
             length = SHORTEST
-            while length < len(longest):
+            while length < len(rows[batch[-1]]):
                 length *= 2
             tokens = np.full((self.batch_size, length), PAD, np.int32)
             for row, index in enumerate(batch):
@@ -189,18 +187,14 @@ def load_reward_model(path: str, **options: Any) -> Reward:
 
 
 def _label_index(folder: Path, names: dict[str, str], num_labels: int, label: str | None) -> int:
-    if label is None and num_labels == 1:
-        return 0
     labels = [names.get(str(index), str(index)) for index in range(num_labels)]
-    known = {name: index for index, name in enumerate(labels) if labels.count(name) == 1}
-    numbers = {str(index): index for index in range(num_labels)}
-    if label in labels and label not in known:
-        twice = " and ".join(str(index) for index, name in enumerate(labels) if name == label)
-        raise ConfigError(f"the scorer {folder} has several labels {label!r}; choose one by its number: {twice}")
-    if label is None or label not in numbers | known:
-        found = "has several labels" if label is None else f"has no label {label!r}"
-        raise ConfigError(f"the scorer {folder} {found}; choose one of {', '.join(labels)}")
-    return (numbers | known)[label]
+    found = [index for index, name in enumerate(labels) if label in (None, name)]
+    found = found or [index for index in range(num_labels) if str(index) == label]
+    if len(found) == 1:
+        return found[0]
+    has = ("several labels" if found else "no label") + ("" if label is None else f" {label!r}")
+    among = f"by its number: {' and '.join(map(str, found))}" if label in labels else f"of {', '.join(labels)}"
+    raise ConfigError(f"the scorer {folder} has {has}; choose one {among}")
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -8,8 +8,8 @@ import numpy as np
 class StopStrings:
     """Finds strings in the text of tokens, one token at a time, wherever the tokens divide the text.
 
-    For each string an automaton (Knuth, Morris and Pratt) counts how many of its bytes the text ends with. A token
-    moves it as all of its bytes do: one lookup.
+    For each string an automaton counts how many of its bytes the text ends with. A token moves it as all of its bytes
+    do: one lookup.
 
     Args:
       strings: `S` strings, none of which is empty.
@@ -27,20 +27,17 @@ class StopStrings:
         letters = np.array([list(each) + [-1] * (size - len(each)) for each in token_bytes])  # [V, size]
         self.moves = np.zeros((len(encoded), max(self.lengths) + 1, len(token_bytes)), np.int32)
         for string, move in zip(encoded, self.moves, strict=True):
-            moves = _moves_of_bytes(string)
-            counts = np.broadcast_to(np.arange(len(string) + 1)[:, None], (len(string) + 1, len(token_bytes)))
+            before = np.arange(len(string) + 1)[:, None]
+            moves = np.array([[_count(string, count, letter) for letter in range(256)] for count in before[:, 0]])
+            counts = np.broadcast_to(before, (len(before), len(token_bytes)))
             for letter in letters.T:
                 counts = np.where(letter >= 0, moves[counts, letter], counts)
-            move[: len(string) + 1] = counts
+            move[: len(before)] = counts
 
 
-def _moves_of_bytes(string: bytes) -> np.ndarray:
-    """`[len(string) + 1, 256]`: the count after each byte, for each count before it."""
-    size = len(string)
-    moves = np.full((size + 1, 256), size)
-    fallback = 0  # the count of the text without its first byte
-    for count, letter in enumerate(string):
-        moves[count] = moves[fallback] if count else 0
-        fallback = moves[fallback, letter] if count else 0
-        moves[count, letter] = count + 1
-    return moves
+def _count(string: bytes, before: int, letter: int) -> int:
+    """How many bytes of the string a text ends with, after this byte, if it was so many before."""
+    if before == len(string):
+        return before
+    text = string[:before] + bytes([letter])
+    return next(count for count in range(len(text), -1, -1) if text.endswith(string[:count]))

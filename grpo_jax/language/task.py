@@ -6,7 +6,9 @@ import functools
 import hashlib
 import json
 import threading
+import time
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -14,12 +16,31 @@ from grpo_jax.environments.tokens import PAD
 from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.host_calls import host_errors
 from grpo_jax.language.models import LanguageModel
-from grpo_jax.language.phase_times import PhaseTimes
-from grpo_jax.language.prompts import Prompts
+from grpo_jax.language.prompts import Prompts, encode_prompts
 from grpo_jax.language.rewards import Reward, call_rewards, check_rewards, sums
 from grpo_jax.language.scorer import Scorer
 from grpo_jax.language.stop_strings import StopStrings
-from grpo_jax.language.tokenizer import Prompt, pad_left
+from grpo_jax.language.tokenizer import Prompt
+
+
+class PhaseTimes:
+    """Seconds of training. A train step is one program, but it asks the host for prompts first, then for rewards."""
+
+    def __init__(self):
+        self._phase, self._since = None, 0.0
+        self._seconds = dict.fromkeys(("rollouts", "rewards", "updates"), 0.0)
+
+    def begin(self, phase: Literal["rollouts", "rewards", "updates"] | None) -> None:
+        """Ends the phase before; None: the next one begins with a call of the host."""
+        now = time.perf_counter()
+        if self._phase is not None:
+            self._seconds[self._phase] += now - self._since
+        self._phase, self._since = phase, now
+
+    def take(self) -> dict[str, float]:
+        """The seconds of each phase since the last call of this."""
+        taken, self._seconds = self._seconds, dict.fromkeys(self._seconds, 0.0)
+        return taken
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -27,7 +48,8 @@ class LanguageTask:
     """Prompts, rewards, and a model that completes the prompts.
 
     Attributes:
-      times: of rollouts, rewards and updates, of the programs that train on it.
+      times: of rollouts (from the call for prompts to that for rewards), rewards, and updates (up to the next call for
+        prompts), of the programs that train on it.
 
     Raises:
       ConfigError: a prompt with its completion is longer than the model's context, a reward needs a field that the
@@ -118,27 +140,21 @@ class LanguageTask:
         Raises:
           ConfigError: a prompt has no tokens, or with its completion more than the model's context.
         """
-        rows = []
-        for content, source in zip(prompts.contents, prompts.sources, strict=True):
-            try:
-                row = self.model.tokenizer.encode(self.with_system_prompt(content))
-            except ConfigError as error:
-                raise ConfigError(f"{source}: {error}") from error
-            if not row:
-                raise ConfigError(f"{source}: the prompt has no tokens; write at least one character")
-            if (length := len(row) + self.max_completion) > self.model.context:
-                raise ConfigError(
-                    f"{source}: the prompt has {len(row)} tokens, and {length} with a completion of max_completion="
-                    f"{self.max_completion}, more than the model's context of {self.model.context} "
-                    "(max_position_embeddings); shorten it or leave it out, or lower max_completion"
-                )
-            rows.append(row)
-        if (largest := max(map(max, rows))) >= self.model.vocab_size:
+        contents = [self.with_system_prompt(content) for content in prompts.contents]
+        tokens = encode_prompts(self.model.tokenizer, prompts._replace(contents=contents))
+        longest = (tokens != PAD).sum(axis=1).argmax()
+        if (length := tokens.shape[1] + self.max_completion) > self.model.context:
+            raise ConfigError(
+                f"{prompts.sources[longest]}: the prompt has {tokens.shape[1]} tokens, and {length} with a completion "
+                f"of max_completion={self.max_completion}, more than the model's context of {self.model.context} "
+                "(max_position_embeddings); shorten it or leave it out, or lower max_completion"
+            )
+        if (largest := tokens.max()) >= self.model.vocab_size:
             raise ConfigError(
                 f"{self.model.folder}: the tokenizer gives the token {largest}, but the model has vocab_size="
                 f"{self.model.vocab_size}; the tokenizer belongs to another model"
             )
-        return pad_left(rows)
+        return tokens
 
     def with_system_prompt(self, content: Prompt) -> Prompt:
         """A prompt as the model reads it: with the system prompt, if there is one, a chat."""

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import unflatten_dict
 from safetensors import SafetensorError, safe_open
 
 from grpo_jax.errors import ConfigError
@@ -86,11 +87,8 @@ def _load(folder: str | Path, architecture: Transformer) -> PyTree:
     tensor(f"model.layers.{architecture.num_layers - 1}.input_layernorm.weight")  # before a name for each layer is made
     for path, names in published_names(architecture).items():
         parts = [tensor(name).T if path.endswith("kernel") else tensor(name) for name in names]
-        *parents, leaf = path.split("/")
-        node = params
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[leaf] = jnp.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]
+        params[path] = jnp.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]
+    params = unflatten_dict(params, sep="/")
     _check_shapes(f"the checkpoint {str(folder)!r} has", architecture, params)
     return params
 

@@ -269,11 +269,11 @@ def test_other_prompts_need_no_other_program(model):
 
 def test_time_goes_to_rollouts_rewards_and_updates(model, monkeypatch):
     task, clock = make_task(model), iter([0.0, 1.0, 3.0, 6.0, 10.0])
-    monkeypatch.setattr("grpo_jax.language.phase_times.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("grpo_jax.language.task.time.perf_counter", lambda: next(clock))
     task.tokens_of(np.array([0]))
     task.tokens_of(np.array([0]))
     task.score_in_callback(np.array([0]), np.array([[5, END, -1, -1]]))
-    task.times.stop()
+    task.times.begin(None)
     assert task.times.take() == {"rollouts": 3.0, "rewards": 3.0, "updates": 4.0}
     assert set(task.times.take().values()) == {0.0}
 

@@ -13,7 +13,7 @@ from grpo_jax import Algorithm, Config, Hyperparams, make_init, make_train_step,
 from grpo_jax.algorithms import ALGORITHMS
 from grpo_jax.environments.suites import SUITES
 from grpo_jax.environments.tokens import TASKS
-from grpo_jax.language.rewards import score
+from grpo_jax.language.rewards import call_rewards, sums
 from grpo_jax.recording import Recording
 from grpo_jax.runs.evaluations import GREEDY, SAMPLED
 from grpo_jax.updates.optimizers import OPTIMIZERS
@@ -67,7 +67,8 @@ MODULE = {"environments.md": "corridor", "tokens.md": "my_tasks"}
 @pytest.mark.parametrize("page", [*CHECKS, *(pytest.param(page, marks=pytest.mark.slow) for page in SLOW_CHECKS)])
 def test_a_page_runs_as_printed(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    names = {"jnp": jnp, "score": score, "Path": Path} | run_page(page, MODULE.get(page, "__main__"))
+    names = {"jnp": jnp, "score": lambda *given: sums(call_rewards(*given)), "Path": Path}
+    names |= run_page(page, MODULE.get(page, "__main__"))
     for check in (CHECKS | SLOW_CHECKS)[page]:
         assert eval(check, names), check
 

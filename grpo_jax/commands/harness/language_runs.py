@@ -90,7 +90,7 @@ class HeldOutCurves:
     def __call__(self, progress: Progress, chunk: Chunk | None) -> Progress | None:
         """Adds a point if it is time for one; the callback of `Study.train`."""
         self.states = progress.states
-        self.task.times.stop()
+        self.task.times.begin(None)
         if chunk is None:
             self.task.times.take()  # of what came before training
             self._made = progress.steps
