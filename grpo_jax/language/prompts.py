@@ -65,7 +65,7 @@ def as_prompts(rows: Sequence[dict[str, Any]], sources: Sequence[str] | None = N
     """
     if isinstance(rows, str | bytes | Mapping | Prompts) or not rows:
         raise ConfigError(f"there are no prompts in {rows!r:.200}; give a list of one or more, such as {EXAMPLE}")
-    sources = _numbered(rows) if sources is None else sources
+    sources = [f"prompt {number}" for number in range(len(rows))] if sources is None else sources
     contents = [_content(row, source) for row, source in zip(rows, sources, strict=True)]
     names = [name for name in rows[0] if name not in ("prompt", "messages")]
     if reserved := [name for name in names if name in RESERVED]:
@@ -100,20 +100,21 @@ def split_held_out(prompts: Prompts, share: float) -> tuple[Prompts, Prompts]:
     return tuple(prompts.select([row for row in rows if (hashes[row] in held_out) == side]) for side in (False, True))
 
 
-def contents_of(prompts: Prompts | Sequence[Prompt]) -> Sequence[Prompt]:
-    """The texts or chats of prompts; ConfigError for anything else, such as a single text."""
+def prompts_of(prompts: Prompts | Sequence[Prompt]) -> Prompts:
+    """Texts or chats as prompts without fields; ConfigError for anything else, such as a single text."""
     if isinstance(prompts, Prompts):
-        return prompts.contents
+        return prompts
     if not isinstance(prompts, list | tuple) or not prompts:
         raise ConfigError(f"prompts are a list of texts or chats, or what read_prompts gives, but not {prompts!r:.200}")
-    return [_content({"prompt": each}, source) for each, source in zip(prompts, _numbered(prompts), strict=True)]
+    sources = [f"prompt {number}" for number in range(len(prompts))]
+    contents = [_content({"prompt": prompt}, source) for prompt, source in zip(prompts, sources, strict=True)]
+    return Prompts(contents, {}, sources)
 
 
 def encode_prompts(tokenizer: Tokenizer, prompts: Prompts | Sequence[Prompt]) -> np.ndarray:
     """The tokens of prompts, as for `generate`: int32 `[N, P]`, shorter ones padded with -1 on the left."""
-    contents, rows = contents_of(prompts), []
-    sources = prompts.sources if isinstance(prompts, Prompts) else _numbered(contents)
-    for content, source in zip(contents, sources, strict=True):
+    prompts, rows = prompts_of(prompts), []
+    for content, source in zip(prompts.contents, prompts.sources, strict=True):
         try:
             rows.append(tokenizer.encode(content))
         except ConfigError as error:
@@ -121,10 +122,6 @@ def encode_prompts(tokenizer: Tokenizer, prompts: Prompts | Sequence[Prompt]) ->
         if not rows[-1]:
             raise ConfigError(f"{source}: the prompt has no tokens; write at least one character")
     return pad_left(rows)
-
-
-def _numbered(rows: Sequence[Any]) -> list[str]:
-    return [f"prompt {number}" for number in range(len(rows))]
 
 
 def _parse(line: str, source: str) -> Any:

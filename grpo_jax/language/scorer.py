@@ -15,7 +15,7 @@ from grpo_jax.environments.tokens import PAD
 from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.language.chat import Messages, joined
 from grpo_jax.language.models import LanguageModel, load_model, read_config
-from grpo_jax.language.prompts import contents_of
+from grpo_jax.language.prompts import prompts_of
 from grpo_jax.language.rewards import Reward, read_weight
 from grpo_jax.language.tokenizer import Prompt
 from grpo_jax.language.weights import load_scorer_params
@@ -57,8 +57,8 @@ class Scorer:
         Raises:
           ConfigError: a text is longer than the scorer's context, or has no token at all.
         """
-        prompts = contents_of(prompts)
-        scored = [self._tokens(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)]
+        pairs = zip(prompts_of(prompts).contents, completions, strict=True)
+        scored = [self._tokens(prompt, completion) for prompt, completion in pairs]
         values = self._values([tokens for tokens, _ in scored])
         if self.step_separator is None:
             return [float(row[-1]) for row in values]
