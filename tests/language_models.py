@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from grpo_jax.language import save_model
+from grpo_jax.language import LanguageTask, Reward, as_prompts, save_model
 from grpo_jax.language.weights import published_names
 from grpo_jax.policies import Transformer
 
@@ -94,6 +94,17 @@ def make_model(folder, model_type="qwen3", *, chat_template=CHATML, context=64, 
     end = {"end_token": "<|im_end|>", "context": context, "chat_template": chat_template}
     save_model(folder, architecture, make_params(architecture, 258), make_tokenizer(), **end)
     return folder
+
+
+def lengths(completions, **fields):
+    """A reward."""
+    return [len(text) for text in completions]
+
+
+def make_task(model, rows=({"prompt": "12", "answer": "a"}, {"prompt": "345", "answer": "b"}), **changes):
+    """A task of short completions."""
+    fields = {"rewards": (Reward("lengths", lengths),), "max_completion": 4} | changes
+    return LanguageTask(model=model, prompts=as_prompts(list(rows)), **fields)
 
 
 def numpy_forward(folder, tokens):

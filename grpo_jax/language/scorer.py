@@ -85,26 +85,24 @@ class Scorer:
 
     def _tokens(self, prompt: Prompt, completion: str | Messages) -> Scored:
         """A prompt and its completion; ConfigError if they have too many tokens, or none."""
-        tokens, ends = (self._whole if self.step_separator is None else self._steps)(prompt, completion)
+        if self.step_separator is not None:
+            tokens, ends = self._steps(prompt, completion)
+        else:
+            whole = prompt + completion if isinstance(prompt, str) else joined(prompt, completion)
+            tokens, ends = self.model.tokenizer.encode_whole(whole), []
+            if not tokens:
+                raise ConfigError(
+                    f"the scorer {self.model.folder} reads no token in a prompt and completion without a character; "
+                    "write at least one character into every prompt"
+                )
+            while len(tokens) > 1 and tokens[-1] == self.pad_token:
+                tokens = tokens[:-1]
         if len(tokens) > self.model.context:
             raise ConfigError(
                 f"the scorer {self.model.folder} reads at most {self.model.context} tokens (max_position_embeddings), "
                 f"but a prompt with its completion has {len(tokens)}; shorten prompts, or lower max_completion"
             )
-        if not tokens:
-            raise ConfigError(
-                f"the scorer {self.model.folder} reads no token in a prompt and completion without a character; "
-                "write at least one character into every prompt"
-            )
         return tokens, ends
-
-    def _whole(self, prompt: Prompt, completion: str | Messages) -> Scored:
-        """A text or a chat, encoded at once."""
-        tokenizer = self.model.tokenizer
-        tokens = tokenizer.encode_whole(prompt + completion if isinstance(prompt, str) else joined(prompt, completion))
-        while len(tokens) > 1 and tokens[-1] == self.pad_token:
-            tokens = tokens[:-1]
-        return tokens, []
 
     def _steps(self, prompt: Prompt, completion: str | Messages) -> Scored:
         """The prompt and each step of the completion, encoded apart; a step includes the separators at its end."""

@@ -5,13 +5,12 @@ import json
 
 import numpy as np
 import pytest
-from language_models import CHATML, make_model, make_params, make_tokenizer
+from language_models import CHATML, make_model, make_params, make_task, make_tokenizer
 
 from grpo_jax.commands import lm
 from grpo_jax.commands.harness import language_training
 from grpo_jax.errors import ConfigError
 from grpo_jax.language import (
-    LanguageTask,
     Reward,
     Tokenizer,
     as_prompts,
@@ -47,15 +46,6 @@ def with_template(single, made):
     special = [(name, made.token_to_id(name)) for name in single.split() if name != "$A"]
     made.post_processor = tokenizers.processors.TemplateProcessing(single=single, special_tokens=special)
     return made
-
-
-def make_task(model, rows, seen=None, **options):
-    def reward(completions):
-        seen.extend(completions)
-        return [0.0] * len(completions)
-
-    options = {"rewards": (Reward("seen", reward),), "max_completion": 8} | options
-    return LanguageTask(model=model, prompts=as_prompts(rows), **options)
 
 
 def test_truncation_padding_and_dropout_are_left_out():
@@ -110,7 +100,8 @@ def test_rewards_and_demonstrations_keep_the_first_space(tmp_path):
     end = {"end_token": "</s>", "context": 64}
     save_model(tmp_path / "m", architecture, make_params(architecture, 268), metaspace(), **end)
     seen, rows = [], [{"prompt": "2 + 3 =", "completion": " 5"}, {"prompt": "2 + 3 =", "completion": "5"}]
-    task = make_task(load_model(tmp_path / "m"), rows, seen)
+    reward = Reward("seen", lambda completions: seen.extend(completions) or [0.0] * len(completions))
+    task = make_task(load_model(tmp_path / "m"), rows, rewards=(reward,))
     tokens = demonstration_tokens(task, task.prompts)[1]
     assert tokens.tolist() == [[9, 1], [10, 1]]
     task.score(np.arange(2), tokens)
@@ -144,18 +135,12 @@ def test_chats_are_rendered_as_transformers_does(tmp_path, case):
     assert text in found and (messages[-1]["role"] != "assistant" or found.endswith(text))
 
 
+WRONG_CONTENTS = None, 5, [], [{"type": "image"}], [{"type": "text", "text": None}]
 WRONG_CHATS = {
-    **{"null": [{"role": "user", "content": None}], "number": [{"role": "user", "content": 5}]},
-    **{"image": [{"role": "user", "content": [{"type": "image"}]}], "no parts": [{"role": "user", "content": []}]},
+    **{f"content {content}": [{"role": "user", "content": content}] for content in WRONG_CONTENTS},
     **{"role": [{"role": 1, "content": "a"}], "texts": ["a", "b"], "message": {"role": "user", "content": "a"}},
-    **{
-        "bytes": b"a",
-        "none": None,
-        "number alone": 3,
-        "a call at the end": [*USER, CALL],
-        "no content": [{"role": "user"}],
-    },
-    "a part without a text": [{"role": "user", "content": [{"type": "text", "text": None}]}],
+    **{"bytes": b"a", "none": None, "number alone": 3, "no content": [{"role": "user"}]},
+    "a call at the end": [*USER, CALL],
 }
 
 
@@ -174,8 +159,13 @@ def test_what_is_no_chat_is_refused_wherever_it_is_given(tmp_path, case):
 
 def test_prompts_are_encoded_whatever_they_come_from(tmp_path):
     tokenizer = load_tokenizer(make_model(tmp_path))
-    prompts = as_prompts([{"prompt": "12"}, {"prompt": "3"}])
-    assert encode_prompts(tokenizer, prompts).tolist() == encode_prompts(tokenizer, ("12", "3")).tolist()
+    prompts, (one, two, three) = as_prompts([{"prompt": "12"}, {"prompt": "3"}]), tokenizer.encode("123")
+    for given in (prompts, ("12", "3"), ["12", "3"]):
+        tokens = encode_prompts(tokenizer, given)
+        assert tokens.tolist() == [[one, two], [-1, three]] and tokens.dtype == np.int32
+        assert tokenizer.decode(tokens[1]) == "3"
+    with pytest.raises(ConfigError, match="prompt 1: the prompt has no tokens; write at least one character"):
+        encode_prompts(tokenizer, ["12", ""])
     for wrong in ("12", {"prompt": "12"}, b"12", 3, [], [3], [""], [None], [USER[0]]):
         with pytest.raises(ConfigError):
             encode_prompts(tokenizer, wrong)

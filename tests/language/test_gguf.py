@@ -104,30 +104,21 @@ def test_what_is_not_supported_is_an_error(changes, said, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("kept", [0.0, 0.001, 0.05, 0.3, 0.9])
-def test_a_file_that_is_cut_off_is_an_error(kept, tmp_path):
+def test_what_is_damaged_is_an_error(tmp_path):
+    """A file that is cut off, unknown quantisations, and a file in place of a folder."""
     path = write_gguf(tmp_path / "model.gguf", make_folder(tmp_path / "first"))
-    contents = path.read_bytes()
-    path.write_bytes(contents[: int(kept * len(contents))])
-    with pytest.raises(ConfigError, match="model.gguf cannot be read as GGUF: .* cut off or damaged, so download it"):
-        convert_gguf(path, tmp_path / "out")
-
-
-def test_an_unknown_quantisation_is_an_error(tmp_path):
-    path = write_gguf(tmp_path / "model.gguf", make_folder(tmp_path / "first"))
+    contents, name = path.read_bytes(), b"output_norm.weight"
     # The number of the type stands after the name, the dimensions and their number.
-    contents, name = bytearray(path.read_bytes()), b"output_norm.weight"
     at = contents.index(name) + len(name) + 4 + 8
+    cut = "model.gguf cannot be read as GGUF: .* cut off or damaged, so download it"
+    damaged = [(contents[: int(kept * len(contents))], cut) for kept in (0.0, 0.001, 0.05, 0.3, 0.9)]
     newer, known = "99. is not a valid GGMLQuantizationType; .* newer", "quantisation I8 of output_norm.weight is not"
     for number, said in ((99, newer), (24, known)):
-        contents[at : at + 4] = number.to_bytes(4, "little")
-        path.write_bytes(contents)
+        damaged.append((contents[:at] + number.to_bytes(4, "little") + contents[at + 4 :], said))
+    for each, said in damaged:
+        path.write_bytes(each)
         with pytest.raises(ConfigError, match=said):
             convert_gguf(path, tmp_path / "out")
-
-
-def test_a_file_in_place_of_a_folder_is_named(tmp_path):
-    path = write_gguf(tmp_path / "model.gguf", make_folder(tmp_path / "first"))
     for wrong in (path, tmp_path):
         with pytest.raises(ConfigError, match=f"{path} is not a model folder; make one: .*convert_gguf.'{path}'"):
             load_model(wrong)

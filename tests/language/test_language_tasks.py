@@ -8,27 +8,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from language_models import CHAT, CHATML, MODEL_TYPES, make_model, make_params, make_tokenizer
+from language_models import CHAT, CHATML, lengths, make_model, make_params, make_task, make_tokenizer
 from small import begin
 
 from grpo_jax import Config, Hyperparams, make_mesh, make_train_step, run
 from grpo_jax.environments.tokens import Completion
 from grpo_jax.errors import ConfigError
 from grpo_jax.language import (
-    LanguageTask,
     Reward,
     RewardError,
     as_prompts,
     language_environment,
-    load_architecture,
     load_model,
-    load_params,
-    load_reward,
     load_tokenizer,
-    overlong,
     sample_completions,
     save_model,
-    save_trained,
 )
 from grpo_jax.policies import Transformer, categorical, make_token_policy
 from grpo_jax.recording.identity import check_same, identity
@@ -39,15 +33,6 @@ END = 0
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return load_model(make_model(tmp_path_factory.mktemp("model")))
-
-
-def lengths(completions, **fields):
-    return [len(text) for text in completions]
-
-
-def make_task(model, rows=({"prompt": "12", "answer": "a"}, {"prompt": "345", "answer": "b"}), **changes):
-    fields = {"rewards": (Reward("lengths", lengths),), "max_completion": 4} | changes
-    return LanguageTask(model=model, prompts=as_prompts(list(rows)), **fields)
 
 
 def test_prompts_are_padded_on_the_left(model):
@@ -65,9 +50,10 @@ def test_a_chat_is_read_by_its_template(model):
     assert own.tokens[0].tolist() == model.tokenizer.encode(CHAT[:2]), "a system message of its own stays"
 
 
-def test_rewards_see_what_the_file_holds(model):
-    def seen(prompts, completions, answer):
+def test_rewards_see_what_the_file_holds_and_the_limit_of_completions(model):
+    def seen(prompts, completions, answer, max_completion):
         calls.append((prompts, completions, answer))
+        assert max_completion == [4] * len(prompts)
         return [1.0] * len(prompts)
 
     calls, a = [], model.tokenizer.encode("a")[0]
@@ -75,16 +61,8 @@ def test_rewards_see_what_the_file_holds(model):
     values = make_task(model, rewards=rewards).score(np.array([1, 0]), np.array([[a, a, END, -1], [END, -1, -1, -1]]))
     assert calls == [(["345", "12"], ["aa", ""], ["b", "a"])] and values.tolist() == [[1, 2], [1, 0]]
     make_task(model, [{"messages": CHAT[1:2], "answer": 1}], rewards=rewards[:1]).score(np.array([0]), np.array([[a]]))
+    assert make_task(model, [{"prompt": "1", "table": np.eye(2)}]).digest, "a field may be any object"
     assert calls[1] == ([CHAT[1:2]], [[{"role": "assistant", "content": "a"}]], [1])
-
-
-def test_rewards_may_ask_for_the_limit_of_completions(model):
-    task = make_task(model, rewards=(load_reward("grpo_jax.language:overlong"),), max_completion=4)
-    a = model.tokenizer.encode("a")[0]
-    values = task.score(np.array([0, 0]), np.array([[a, END, -1, -1], [a, a, a, a]]))
-    np.testing.assert_allclose(values, [[0], [-1]], rtol=1e-6)
-    with pytest.raises(ConfigError, match="overlong has buffer=-1, the width of a ramp in tokens; use 0 or more"):
-        overlong([[a]], [4], buffer=-1)
 
 
 def test_another_reward_of_the_same_name_is_another_run(tmp_path):
@@ -289,48 +267,21 @@ def test_the_error_of_a_reward_leaves_a_compiled_program_as_it_is(model, caplog)
 
 
 def test_what_does_not_fit_the_model_is_named(model):
-    with pytest.raises(
-        ConfigError, match=r"prompt 1: the prompt has 61 tokens, and 65 with .* context of 64 .*shorten"
+    smaller = model._replace(architecture=dataclasses.replace(model.architecture, vocab_size=20))
+    rows, long = [{"prompt": "1"}], [{"prompt": "1"}, {"prompt": "1" * 61}]
+    for changes, message in (
+        ({"rows": long}, "prompt 1: the prompt has 61 tokens, and 65 with .* context of 64 .*shorten"),
+        ({"rows": [{"prompt": ""}]}, "prompt 0: the prompt has no tokens"),
+        ({"rows": [{"prompt": "\ud83d"}]}, "prompt 0: .* is not a text in Unicode"),
+        ({"held_out": as_prompts(rows)}, "held-out prompts have the fields .*answer"),
+        ({"max_completion": 0}, "max_completion=0 is not a positive integer"),
+        ({"model": smaller}, "the tokenizer gives the token .* but the model has vocab_size=20"),
     ):
-        make_task(model, [{"prompt": "1"}, {"prompt": "1" * 61}])
-    for prompt, message in (("", "the prompt has no tokens"), ("\ud83d", ".* is not a text in Unicode")):
-        with pytest.raises(ConfigError, match=f"prompt 0: {message}"):
-            make_task(model, [{"prompt": prompt}])
-    with pytest.raises(ConfigError, match="held-out prompts have the fields .*answer"):
-        make_task(model, held_out=as_prompts([{"prompt": "6"}]))
-    with pytest.raises(ConfigError, match="max_completion=0 is not a positive integer"):
-        make_task(model, max_completion=0)
-    smaller = dataclasses.replace(model.architecture, vocab_size=20)
-    with pytest.raises(ConfigError, match="the tokenizer gives the token .* but the model has vocab_size=20"):
-        make_task(model._replace(architecture=smaller))
-
-
-def test_fields_may_be_any_objects(model):
-    assert make_task(model, [{"prompt": "1", "table": np.eye(2)}]).digest
+        with pytest.raises(ConfigError, match=message):
+            make_task(**{"model": model} | changes)
 
 
 def test_a_template_may_be_a_file(tmp_path):
     make_model(tmp_path, chat_template=None)
     (tmp_path / "chat_template.jinja").write_text(CHATML)
     assert load_tokenizer(tmp_path).render(CHAT[:1]).startswith("<|im_start|>system\nAnswer")
-
-
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_a_saved_folder_is_the_one_that_was_loaded(tmp_path, model_type):
-    folder = make_model(tmp_path / "first", model_type)
-    model, params = load_model(folder), load_params(folder)
-    drawn = make_params(model.architecture, 258)
-    assert jax.tree.all(jax.tree.map(np.array_equal, params, drawn))
-    save_trained(tmp_path / "second", model, params)
-    assert load_architecture(tmp_path / "second") == model.architecture
-    assert jax.tree.all(jax.tree.map(np.array_equal, load_params(tmp_path / "second"), params))
-    names = {path.name for path in folder.iterdir()}
-    assert {path.name for path in (tmp_path / "second").iterdir()} == names
-    save_trained(tmp_path / "second", model, params, dtype="bfloat16")
-    rounded = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.bfloat16).astype(jnp.float32), params)
-    assert jax.tree.all(jax.tree.map(np.array_equal, load_params(tmp_path / "second"), rounded))
-    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-00001-of-00002.safetensors"}}')
-    save_trained(folder, model, rounded)
-    assert jax.tree.all(jax.tree.map(np.array_equal, load_params(folder), rounded)), "in place of several files"
-    with pytest.raises(ConfigError, match="dtype='float16'; use one of float32, bfloat16"):
-        save_trained(tmp_path / "second", model, params, dtype="float16")

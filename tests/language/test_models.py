@@ -10,7 +10,7 @@ from language_models import make_model, numpy_forward
 from probes import copy_task
 
 from grpo_jax import Config
-from grpo_jax.language import encode_prompts, load_architecture, load_params, load_tokenizer
+from grpo_jax.language import load_architecture, load_params
 from grpo_jax.policies import make_token_policy
 from grpo_jax.policies.distributions import categorical
 
@@ -41,9 +41,7 @@ def test_logits_are_those_of_the_published_architecture(tmp_path, model_type):
     architecture, params = load_architecture(tmp_path), load_params(tmp_path)
     policy = make_token_policy(architecture, categorical(258), max_steps=4)
     drawn = jax.eval_shape(policy.init, jax.random.key(0))
-    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), params) == jax.tree.map(
-        lambda leaf: (leaf.shape, leaf.dtype), drawn
-    )
+    assert jax.eval_shape(lambda: params) == drawn
 
     @jax.jit
     def read(params):
@@ -65,16 +63,3 @@ def test_a_config_takes_the_architecture(tmp_path):
     sizes = config.network
     assert config.is_transformer and sizes.tie_embeddings and sizes.attention_bias and sizes.compute_dtype == "bfloat16"
     assert (sizes.num_layers, sizes.width, sizes.rope_base, sizes.norm_eps) == (1, 16, 5000.0, 1e-5)
-
-
-def test_prompts_of_texts_are_padded_on_the_left(tmp_path):
-    tokenizers = pytest.importorskip("tokenizers")
-    words = {"one": 0, "two": 1, "three": 2}
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="three"))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    made.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 2}')
-    tokenizer = load_tokenizer(tmp_path)
-    prompts = encode_prompts(tokenizer, ["two one", "one", "three two one"])
-    assert prompts.tolist() == [[-1, 1, 0], [-1, -1, 0], [2, 1, 0]] and prompts.dtype == np.int32
-    assert tokenizer.decode(prompts[2]) == "three two one"

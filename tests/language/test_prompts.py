@@ -59,12 +59,9 @@ def test_a_wrong_line_is_named(tmp_path, case):
         read_prompts(write(tmp_path, *lines))
 
 
-def test_no_prompts_are_an_error():
+def test_no_prompts_are_an_error(tmp_path):
     with pytest.raises(ConfigError, match="there are no prompts in .*; give a list of one or more"):
         as_prompts([])
-
-
-def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ConfigError, match="nowhere.jsonl cannot be read"):
         read_prompts(tmp_path / "nowhere.jsonl")
 
@@ -74,10 +71,7 @@ def test_a_share_is_held_out_by_the_hash_of_the_prompt():
     training, held_out = split_held_out(prompts, 0.1)
     assert len(held_out.contents) == 10 and len(training.contents) == 90
     assert not set(training.contents) & set(held_out.contents), "equal prompts are on one side"
-    assert all(
-        int(content) == answer % 50
-        for content, answer in zip(held_out.contents, held_out.fields["answer"], strict=True)
-    )
+    assert [int(content) for content in held_out.contents] == [answer % 50 for answer in held_out.fields["answer"]]
     reversed_rows = prompts.select(range(99, -1, -1))
     assert set(split_held_out(reversed_rows, 0.1)[1].contents) == set(held_out.contents)
     assert [len(side.contents) for side in split_held_out(prompts.select([0, 1]), 0.01)] == [1, 1]

@@ -54,16 +54,10 @@ def test_overlong_completions_are_punished_over_the_last_tokens():
     assert rewards[0].weight == 0.5
 
 
-def test_a_completion_may_be_paid_step_by_step():
-    values = scores(lambda completions: [0.5, [(1, 0.25), (2, 0.5)], []])
-    assert values.tolist() == [[0.5], [0.75], [0]]
-
-
 def test_a_reward_that_does_not_apply_pays_nothing():
-    """A NumPy array of objects, too; a list without steps is not None."""
+    """A NumPy array of objects, too."""
     values = scores(lambda completions: [None, 2, 3], lambda completions: np.array([1, None, 0.5], object))
     assert values.tolist() == [[0, 1], [2, 0], [3, 0.5]]
-    assert scores(lambda completions: [[], 1, 1]).tolist() == [[0], [1], [1]]
 
 
 def test_async_functions_run_at_the_same_time():
@@ -152,11 +146,6 @@ def test_what_a_function_changes_is_its_own():
     assert scores(greedy, greedy, answer=answer).tolist() == [[3, 3], [2, 2], [1, 1]] and answer == [[], [], []]
 
 
-@pytest.mark.parametrize("dtype", ["bool", "int8", "float16", "bfloat16"])
-def test_arrays_of_any_dtype_are_numbers(dtype):
-    assert scores(lambda completions: jnp.array([0, 1, 1], dtype)).tolist() == [[0], [1], [1]]
-
-
 LISTS = {
     "tuple": (1, 2, 3),
     "range": range(1, 4),
@@ -166,11 +155,15 @@ LISTS = {
     "arrays without axes": [np.array(1), jnp.array(2.0), np.float16(3)],
     "masked, nothing hidden": np.ma.array([1, 2, 3], mask=[0, 0, 0]),
 }
+PAID = {name: (values, [1, 2, 3]) for name, values in LISTS.items()}
+PAID |= {dtype: (jnp.array([0, 1, 1], dtype), [0, 1, 1]) for dtype in ("bool", "int8", "float16", "bfloat16")}
+PAID["steps, or none, which is not None"] = [0.5, [(1, 0.25), (2, 0.5)], []], [0.5, 0.75, 0]
 
 
-@pytest.mark.parametrize("kind", LISTS)
-def test_what_is_a_list_of_numbers_is_taken(kind):
-    assert scores(lambda completions: LISTS[kind]).tolist() == [[1], [2], [3]]
+@pytest.mark.parametrize("case", PAID)
+def test_what_is_a_list_of_numbers_is_taken(case):
+    values, paid = PAID[case]
+    assert scores(lambda completions: values).ravel().tolist() == paid
 
 
 class Series(np.ndarray):
@@ -295,13 +288,13 @@ def test_a_reward_is_loaded_by_its_path(monkeypatch):
 def test_fields_are_checked_before_any_call():
     reward = Reward("exact", lambda completions, answer, scale=1.0: completions)
     check_rewards([reward], ["answer"], "prompts.jsonl, line 1")
-    with pytest.raises(
-        ConfigError, match=r"'exact' needs 'answer', but prompts.jsonl, line 1 has only the fields target"
+    for rewards, field, message in (
+        ([reward], "target", "'exact' needs 'answer', but prompts.jsonl, line 1 has only the fields target"),
+        ([Reward("max", max)], "answer", "the reward 'max' is <built-in function max>, whose arguments are unknown"),
+        ([reward, reward], "answer", "must differ in their names"),
+        ([], "answer", "there is no reward to learn from"),
     ):
-        check_rewards([reward], ["target"], "prompts.jsonl, line 1")
-    with pytest.raises(ConfigError, match="the reward 'max' is <built-in function max>, whose arguments are unknown"):
-        check_rewards([Reward("max", max)], [], "")
-    with pytest.raises(ConfigError, match="must differ in their names"):
-        check_rewards([reward, reward], ["answer"], "")
-    with pytest.raises(ConfigError, match="there is no reward to learn from"):
-        check_rewards([], [], "")
+        with pytest.raises(ConfigError, match=message):
+            check_rewards(rewards, [field], "prompts.jsonl, line 1")
+    with pytest.raises(ConfigError, match="overlong has buffer=-1, the width of a ramp in tokens; use 0 or more"):
+        overlong(IDS, [4], buffer=-1)

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from language_models import make_model, make_tokenizer
+from language_models import make_model, make_task, make_tokenizer
 
 from grpo_jax.errors import ConfigError
-from grpo_jax.language import LanguageTask, Reward, as_prompts, language_environment, load_model
+from grpo_jax.language import language_environment, load_model
 from grpo_jax.language.stop_strings import StopStrings
 from grpo_jax.language.tokenizer import Tokenizer
 
@@ -17,19 +17,9 @@ STRINGS = "abab", "</a>", "aé", "\n\n", "aab"
 def make_merging_tokenizer():
     """Tokens of one to four bytes, which may begin or end within a stop string or within a letter."""
     tokenizers = pytest.importorskip("tokenizers")
-    byte = {token: number for token, number in make_tokenizer().get_vocab().items()}
-    merges = [
-        ("a", "b"),
-        ("ab", "a"),
-        ("b", "a"),
-        ("<", "/"),
-        ("</", "a"),
-        (">", "a"),
-        ("Ċ", "Ċ"),
-        ("a", "Ã"),
-        ("a", "a"),
-    ]
-    merges += [("ab", "ab"), ("©", "b")]
+    byte = make_tokenizer().get_vocab()
+    pairs = "a b", "ab a", "b a", "< /", "</ a", "> a", "Ċ Ċ", "a Ã", "a a", "ab ab", "© b"
+    merges = [tuple(pair.split()) for pair in pairs]
     vocabulary = byte | {first + second: len(byte) + i for i, (first, second) in enumerate(merges)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, merges))
     tokenizer.add_special_tokens(["<|im_end|>", "<|im_start|>"])
@@ -54,16 +44,8 @@ def test_a_string_is_found_where_the_text_first_contains_it():
     assert num_found > 100
 
 
-def make_task(folder, **changes):
-    options = {
-        "rewards": (Reward("zero", lambda completions: [0.0] * len(completions)),),
-        "max_completion": 6,
-    } | changes
-    return LanguageTask(model=load_model(folder), prompts=as_prompts([{"prompt": "12"}]), **options)
-
-
 def test_an_episode_ends_with_the_string(tmp_path):
-    task = make_task(make_model(tmp_path), stop_strings=("bc", "never"))
+    task = make_task(load_model(make_model(tmp_path)), max_completion=6, stop_strings=("bc", "never"))
     encode, environment = task.model.tokenizer.encode_part, language_environment(task)
     params = environment.params
 
@@ -81,14 +63,14 @@ def test_an_episode_ends_with_the_string(tmp_path):
     assert [np.flatnonzero(row).tolist() for row in np.asarray(terminated)] == [[3, 4, 5], [2, 3, 4, 5], []]
     assert truncated[2].tolist() == [False] * 5 + [True]
     assert task.is_cut(np.array([encode("xxxxbc"), encode("xyzxyz"), [*encode("x"), *[-1] * 5]])).tolist() == [0, 1, 0]
-    assert task.digest != make_task(tmp_path).digest
+    assert task.digest != make_task(task.model, max_completion=6).digest
 
 
 def test_wrong_strings_are_answered(tmp_path):
-    make_model(tmp_path)
+    model = load_model(make_model(tmp_path))
     for wrong in ("text", ("a", "")):
         with pytest.raises(ConfigError, match="must be texts that are not empty"):
-            make_task(tmp_path, stop_strings=wrong)
+            make_task(model, stop_strings=wrong)
     tokenizer = make_tokenizer()
     tokenizer.decoder = pytest.importorskip("tokenizers").decoders.Metaspace()
     with pytest.raises(ConfigError, match="need a tokenizer of bytes"):
