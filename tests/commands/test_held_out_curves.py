@@ -36,7 +36,7 @@ def curves(folder, *, received=(), checkpoint_every=None, stop_at_reward=None):
     task = SimpleNamespace(
         num_training=1,
         tokens=np.zeros((3, 4), int),
-        times=SimpleNamespace(stop=lambda: None, take=lambda: seconds),
+        times=SimpleNamespace(begin=lambda phase: None, take=lambda: seconds),
         judge=judge,
         rewards=[SimpleNamespace(name="five", weight=1.0), SimpleNamespace(name="length", weight=0.0)],
         is_cut=lambda completions: (completions >= 0).all(-1),

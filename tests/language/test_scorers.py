@@ -40,13 +40,9 @@ def make_scorer(folder, *, model_type="llama", num_labels=1, **fields):
     kind = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}[model_type]
     about = {"architectures": [f"{kind}ForSequenceClassification"], "pad_token_id": 0}
     about |= {"id2label": {str(index): f"label {index}" for index in range(num_labels)}}
-    change_config(folder, **about, **fields)
-    return folder
-
-
-def change_config(folder, **fields):
     path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    path.write_text(json.dumps(json.loads(path.read_text()) | about | fields))
+    return folder
 
 
 def numpy_scores(folder, tokens):
@@ -96,9 +92,10 @@ def test_a_chat_is_read_by_the_scorers_own_template(folder):
     begun = scorer([[*CHAT[1:2], *answer]], [[{"role": "assistant", "content": "0"}]])
     assert begun == scorer([CHAT[1:2]], [[{"role": "assistant", "content": "80"}]]), "the answer goes on"
     assert scorer(as_prompts([{"prompt": "a"}]), ["b"]) == scorer(["a"], ["b"])
-    for wrong in ("ab", {"a": 1}, [3]):
-        with pytest.raises(ConfigError):
-            scorer(wrong, ["c", "d"])
+    no_token = "reads no token in a prompt and completion without a character"
+    for wrong, message in (("ab", "are a list"), ({"a": 1}, "are a list"), ([3], "is a text"), (["a", ""], no_token)):
+        with pytest.raises(ConfigError, match=message):
+            scorer(wrong, ["c", ""])
 
 
 def test_padding_at_the_end_of_a_text_is_not_scored(folder):
@@ -107,13 +104,6 @@ def test_padding_at_the_end_of_a_text_is_not_scored(folder):
     np.testing.assert_allclose(scorer(["a"], ["b<|im_end|>"]), scorer(["a"], ["b"]), atol=1e-5)
     other = dataclasses.replace(scorer, pad_token=None)
     assert abs(other(["a"], ["b<|im_end|>"])[0] - scorer(["a"], ["b"])[0]) > 1e-3
-
-
-def test_a_text_without_a_token_and_an_empty_batch_are_refused(folder):
-    with pytest.raises(ConfigError, match="reads no token in a prompt and completion without a character"):
-        load_scorer(folder, label="0")(["a", ""], ["b", ""])
-    with pytest.raises(ConfigError, match="batch_size=0"):
-        load_scorer(folder, label="0", batch_size=0)
 
 
 def test_a_scorer_rewards_another_models_completions(tmp_path):
@@ -152,29 +142,28 @@ def test_another_scorer_is_another_run(folder, tmp_path):
 
 
 def test_a_folder_that_is_no_scorer_is_refused(folder, tmp_path):
-    make_model(tmp_path / "plain")
-    cases = [(tmp_path / "plain", {}, "is no scorer but Qwen3ForCausalLM; name a folder in the layout")]
-    cases += [(folder, {}, "has several labels; choose one of label 0, label 1, label 2")]
-    cases += [(folder, {"label": "3"}, "has no label '3'; choose one of label 0, label 1, label 2")]
-    cases += [(folder, {"label": "0", "step_separator": ""}, "step_separator is empty")]
-    for name in ("no tokenizer", "other tokenizer", "no head", "other head"):
-        make_scorer(tmp_path / name)
-    (tmp_path / "no tokenizer" / "tokenizer.json").unlink()
-    cases += [(tmp_path / "no tokenizer", {}, "has no tokenizer.json; name the folder of a model with its tokenizer")]
-    change_config(tmp_path / "other tokenizer", vocab_size=100)
-    cases += [(tmp_path / "other tokenizer", {}, "the tokenizer has 258 tokens, but the scorer vocab_size=100")]
-    weights = load_file(tmp_path / "no head" / "model.safetensors")
-    for name, part in {"no head": {}, "other head": {"score.weight": np.zeros((1, 8), np.float32)}}.items():
-        rest = {key: tensor for key, tensor in weights.items() if key != "score.weight"}
-        save_file(rest | part, tmp_path / name / "model.safetensors")
-    cases += [(tmp_path / "no head", {}, "lacks 'score.weight'"), (tmp_path / "other head", {}, r"\(1, 8\) instead of")]
-    make_scorer(tmp_path / "same labels", num_labels=3)
-    change_config(tmp_path / "same labels", id2label={"0": "good", "1": "bad", "2": "bad"})
-    cases += [(tmp_path / "same labels", {"label": "bad"}, "several labels 'bad'; choose one by its number: 1 and 2")]
-    for path, options, message in cases:
+    def refuse(path, message, **options):
         with pytest.raises(ConfigError, match=message):
             load_scorer(path, **options)
-    assert load_scorer(tmp_path / "same labels", label="good") and load_scorer(tmp_path / "same labels", label="2")
+
+    refuse(folder, "has several labels; choose one of label 0, label 1, label 2")
+    refuse(folder, "has no label '3'; choose one of label 0, label 1, label 2", label="3")
+    refuse(folder, "step_separator is empty", label="0", step_separator="")
+    refuse(folder, "batch_size=0", label="0", batch_size=0)
+    refuse(make_model(tmp_path), "is no scorer but Qwen3ForCausalLM; name a folder in the layout")
+    same = make_scorer(tmp_path, num_labels=3, id2label={"0": "good", "1": "bad", "2": "bad"})
+    refuse(same, "several labels 'bad'; choose one by its number: 1 and 2", label="bad")
+    assert load_scorer(same, label="good") and load_scorer(same, label="2")
+    other = make_scorer(tmp_path, vocab_size=100)
+    refuse(other, "the tokenizer has 258 tokens, but the scorer vocab_size=100")
+    weights = load_file(make_scorer(tmp_path) / "model.safetensors")
+    save_file(weights | {"score.weight": np.zeros((1, 8), np.float32)}, tmp_path / "model.safetensors")
+    refuse(tmp_path, r"\(1, 8\) instead of")
+    weights.pop("score.weight")
+    save_file(weights, tmp_path / "model.safetensors")
+    refuse(tmp_path, "lacks 'score.weight'")
+    (tmp_path / "tokenizer.json").unlink()
+    refuse(tmp_path, "has no tokenizer.json; name the folder of a model with its tokenizer")
 
 
 def test_prompts_that_a_scorer_cannot_read_are_refused(folder, tmp_path):
