@@ -92,7 +92,7 @@ def read_all(folders: tuple[Path, ...], metric: str) -> list[SavedRun]:
     by_folder = {folder.resolve(): read_runs(folder, metric) for folder in folders}
     if len(by_folder) == 1:
         return next(iter(by_folder.values()))
-    labelled, parent = [], os.path.commonpath(by_folder)
+    labelled, parent = [], os.path.commonpath([folder.parent for folder in by_folder])
     for name, runs in ((str(folder.relative_to(parent)), runs) for folder, runs in by_folder.items()):
         is_one = len({run.label for run in runs}) == 1
         labelled += [run._replace(label=name if is_one else f"{name}: {run.label}") for run in runs]

@@ -94,6 +94,7 @@ def reward_part_weights(trajectory: Trajectory, group_size: int) -> jax.Array:
 
 def reward_part_judged(trajectory: Trajectory, group_size: int) -> jax.Array | None:
     """Bool `[num_parts, num_groups, group_size]`: whether a part of the reward judged a rollout; None: all did."""
+    _check_reward_parts(trajectory)
     if (judged := trajectory.reward_parts.judged) is None:
         return None
     return jnp.any(judged & trajectory.valid[..., None], axis=0).T.reshape(judged.shape[-1], -1, group_size)

@@ -1,6 +1,6 @@
 """Settings found to work, by algorithm and by environment.
 
-Each is a field of `Config`, of its network or of `Hyperparams`, and the default of a flag, but for a baseline.
+Each is a field of `Config`, of its network or of `Hyperparams`, and the default of a flag.
 """
 
 import dataclasses
@@ -41,11 +41,10 @@ BOX_GRPO = {"num_envs": 32, "group_size": 8}
 BOX_PPO = {"normalize_rewards": True, "num_envs": 16, "num_epochs": 10, "learning_rate": 1e-3, "entropy_coef": 0.0}
 MINATAR = {"network": "mlp", "activation": "relu", "num_envs": 64, "learning_rate": 5e-3}
 MINATAR_PPO = {"num_minibatches": 8, "entropy_coef": 0.01, "value_clip": 0.2, "gae_lambda": 0.8}
-MINATAR_BASELINES = {
-    **{name: {"group_size": 32, "learning_rate": 2.5e-3, "gae_lambda": 0.95} for name in IN_ANCHORED_GROUPS},
-}
+MINATAR_ANCHORED = {"group_size": 32, "learning_rate": 2.5e-3, "gae_lambda": 0.95}
 MINATAR_GRPO = {"num_envs": 32, "learning_rate": 2.5e-3}
-MINATAR_GAME = {"any": MINATAR, "ppo": MINATAR_PPO, "grpo": MINATAR_GRPO, **MINATAR_BASELINES}
+MINATAR_GAME = {"any": MINATAR, "ppo": MINATAR_PPO, "grpo": MINATAR_GRPO}
+MINATAR_GAME |= dict.fromkeys(IN_ANCHORED_GROUPS, MINATAR_ANCHORED)
 BANDIT = {"recurrent": "gru", "num_minibatches": 4, "learning_rate": 1e-3}  # it has to remember which arm pays
 
 TOKEN_SETTINGS = {
