@@ -32,11 +32,11 @@ _FIELDS = {
     "vocab_size": "vocab_size",
 }
 
-# The types of fields of config.json, without the numbers that `Transformer` checks.
+# The types of fields of config.json, besides its sizes.
 _KINDS = {
     **{"model_type": str, "architectures": list[str], "tie_word_embeddings": bool, "layer_types": list[str]},
     **{"rope_parameters": dict[str, Any], "rope_scaling": dict[str, Any]},
-    **{"id2label": dict[str, str], "pad_token_id": int},
+    **{"id2label": dict[str, str], "pad_token_id": int, "rope_theta": float, "rms_norm_eps": float},
 }
 
 # Fields of config.json with one supported value, which they may also leave out.
@@ -110,6 +110,9 @@ def as_architecture(path: Path, published: Mapping[str, Any], **changes: Any) ->
         raise ConfigError(f"{path}: model_type={model_type!r} is not supported; use one of {', '.join(MODEL_TYPES)}")
     if missing := [field for field in _REQUIRED if published.get(field) is None]:
         raise ConfigError(f"{path} lacks {', '.join(missing)}; copy the file of the published model again")
+    for field in (*_REQUIRED, "num_key_value_heads", "head_dim"):
+        if published.get(field) is not None:
+            as_count(f"{path}: {field}", published[field])
     for field, supported in _SUPPORTED.items():
         if published.get(field, supported) != supported:
             raise ConfigError(f"{path}: {field}={published[field]!r} is not supported, only {supported!r}")

@@ -87,7 +87,7 @@ def test_a_file_becomes_the_folder_it_was_made_of(model_type, tmp_path):
         ({"pre": "tekken"}, "with the pre-tokenizer 'tekken' is not supported, only 'gpt2' with one of gpt-2, smollm"),
         ({"tokens": ["a", "b"], "merges": ["a b"]}, "merges do not fit its vocabulary .* they belong to another model"),
         ({"tokens": ["a", "b", "ab"], "merges": ["a b"]}, "the tokenizer has 3 tokens, but the model 300; it belongs"),
-        ({"heads": 0}, "num_heads=0 is not a positive integer"),
+        ({"heads": 0}, "num_attention_heads=0 is not a positive integer"),
         ({"context": 0}, "llama.context_length=0 is not a positive integer"),
         ({"eps": np.nan}, "norm_eps=nan must be a positive number"),
         ({"eps": -1e-5}, "norm_eps=-1e-05 must be a positive number"),
