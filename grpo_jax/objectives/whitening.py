@@ -59,4 +59,5 @@ def std(deviations: jax.Array, valid: jax.Array | None = None, axis=-1, *, ddof:
     scale = jnp.where(largest == 0, 1.0, largest)
     count = jnp.sum(jnp.ones(deviations.shape, bool) if valid is None else valid, axis, keepdims=True, dtype=float)
     squares = jnp.sum(jnp.square(deviations / scale), axis, keepdims=True)
-    return scale * jnp.sqrt(squares / jnp.maximum(count - ddof, 1))
+    variance = squares / jnp.maximum(count - ddof, 1)
+    return largest * jnp.sqrt(jnp.where(largest == 0, 1.0, variance))  # the slope of a root is infinite at 0

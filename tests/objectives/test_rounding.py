@@ -146,6 +146,13 @@ def of_paths(name, change):
     return np.asarray(advantage(jax.tree.map(jnp.asarray, trajectory)))
 
 
+@pytest.mark.parametrize("scores", [[0.0] * 4, [1e8, 1e8 + 8, 1e8, 1e8], [-0.1] * 4])
+@pytest.mark.parametrize("formula", [objectives.whiten, objectives.group_normalized])
+def test_equal_scores_have_no_slope(formula, scores):
+    with jax.debug_nans(True):
+        assert not jnp.any(jax.grad(lambda x: formula(x)[0, 1])(jnp.array([scores])))
+
+
 @pytest.mark.parametrize(
     "name", ["grpo", "dr_grpo", "rloo", "opo", "pass_at_k", "lite_ppo", "max_rl", "gdpo", "gigpo"]
     + ["reinforce_plus_plus_baseline"],
