@@ -57,7 +57,7 @@ def programs(tmp_path_factory):
     """The folder of the programs of an environment in which the wheel is installed."""
     folder = tmp_path_factory.mktemp("wheel")
     # A copy, as setuptools would also pack what an earlier build has left in build/.
-    ignored = shutil.ignore_patterns(".*", "build", "runs", "venv", "*.egg-info")
+    ignored = shutil.ignore_patterns(".*", "build", "venv", "*.egg-info")
     source = shutil.copytree(REPOSITORY, folder / "source", ignore=ignored)
     run(f"{sys.executable} -m pip wheel -q --no-deps -w {folder} {source}", folder, folder)
     run(f"{sys.executable} -m venv {folder / 'venv'}", folder, folder)
