@@ -75,7 +75,7 @@ def test_the_floor_is_that_of_the_type(dtype):
         within, beyond = (eps, 4 * eps) if eps > 1e-4 else (ROUNDING / 2 * eps, 2 * ROUNDING * eps)
         assert objectives.k1(one - 1 + jnp.asarray(within, dtype), one - 1) == 0
         assert objectives.k1(one - 1 + jnp.asarray(beyond, dtype), one - 1) > 0
-    assert np.isnan(above_rounding(jnp.nan, one)) and np.isinf(above_rounding(jnp.inf, one * jnp.inf))
+        assert np.isnan(above_rounding(jnp.nan, one)) and np.isinf(above_rounding(jnp.inf, one * jnp.inf))
 
 
 def test_no_step_is_picked_where_no_covariance_is():
