@@ -102,6 +102,7 @@ class Algorithm(NamedTuple):
     # (coefficient, mean entropy of the iteration, hp) -> the next weight of the entropy bonus, which acts where the
     # last entropy is at most entropy_target; None: it is fixed
     entropy_controller: Callable | None = None
+    metrics: tuple[Callable, ...] = ()  # each (trajectory [T, B], batch, hp) -> {"mine/name": scalar, ...}, recorded
     num_branches: int = 0  # rollouts from every state, whose mean return is its value (`monte_carlo_values`); 0: none
     greedy_member: bool = False  # the first member of each group acts greedily; no gradient comes from it
     whole_sequences: bool = False  # minibatches of whole rollouts (S = T) instead of single steps (S = 1)
@@ -122,6 +123,7 @@ SLOT_CALLS = {
     "reference": "f(reference_params, params, iteration, hyperparams)",
     "reward": "f(trajectory, kl, hyperparams)",
     "kl_controller": 'f(coefficient, kl, hyperparams); tuned(f, target="kl_target") passes hyperparameters by name',
+    "metrics": 'f(trajectory, batch, hyperparams) -> {"mine/name": scalar}, each in a tuple',
     "entropy_controller": 'f(coefficient, entropy, hyperparams); tuned(f, target="entropy_target") passes them by name',
 }
 """How each slot is called, and the nearest way to write what fills it."""

@@ -1,8 +1,13 @@
-"""The metrics of an iteration's rollout."""
+"""The metrics of an iteration's rollout, and those of one's own."""
+
+from collections.abc import Mapping
+from typing import Any
 
 import jax.numpy as jnp
 
 from grpo_jax.config import Config
+from grpo_jax.errors import ConfigError, describe_arrays, describe_function
+from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.losses import explained_variance
 from grpo_jax.objectives.reductions import mean_or_missing, missing
 from grpo_jax.objectives.slots import episode_scores
@@ -52,3 +57,47 @@ def rollout_metrics(config: Config, trajectory: Trajectory, batch: Batch) -> Met
     if batch.value is not None:
         metrics["value/explained_variance"] = explained_variance(batch.value, batch.target, batch.mask)
     return metrics
+
+
+_OF_THE_HOST = "hyperparams/", "env_params/", "evaluation/"  # keys that the lines of metrics.jsonl have as well
+
+
+def own_metrics(
+    config: Config, trajectory: Trajectory, batch: Batch, hyperparams: Hyperparams, others: Metrics
+) -> Metrics:
+    """The metrics of the functions in the algorithm's slot `metrics`, in float32.
+
+    Args:
+      config: the slot `metrics` of its algorithm is called.
+      trajectory: as played: `[T, B]`, with the rewards of the environment.
+      batch: the samples of the update.
+      hyperparams: every coefficient.
+      others: the metrics that have their names already.
+
+    Raises:
+      ConfigError: a function gives no dict, or a name or a value that cannot be recorded.
+    """
+    metrics: Metrics = {}
+    for function in config.algorithm.metrics:
+        what = describe_function("metrics", function)
+        given = function(trajectory, batch, hyperparams)
+        if not isinstance(given, Mapping):
+            raise ConfigError(f'{what} gives {type(given).__name__}; return a dict such as {{"mine/name": scalar}}')
+        for name, value in given.items():
+            if not isinstance(name, str) or "/" not in name or name.startswith(_OF_THE_HOST):
+                raise ConfigError(f'{what} gives the name {name!r}; use a prefix of your own, such as "mine/name"')
+            if name in others or name in metrics:
+                raise ConfigError(f'{what} gives {name!r}, but another metric has this name; use "mine/name"')
+            if not _is_number(value):
+                shown = describe_arrays(value) if hasattr(value, "dtype") else repr(value)
+                raise ConfigError(f"{what} gives {name!r} as {shown}; return a scalar, such as jnp.mean(...)")
+            metrics[name] = jnp.asarray(value, jnp.float32)
+    return metrics
+
+
+def _is_number(value: Any) -> bool:
+    """Whether this is a real scalar, of Python or an array."""
+    if isinstance(value, int | float):
+        return True
+    kinds = jnp.bool_, jnp.integer, jnp.floating
+    return getattr(value, "shape", None) == () and any(jnp.issubdtype(value.dtype, kind) for kind in kinds)

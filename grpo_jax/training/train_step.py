@@ -14,7 +14,7 @@ from grpo_jax.policies.normalization import initial_normalizer, merge_rollout, s
 from grpo_jax.rollouts.collect import collect, kept_groups
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.training.budget import fraction_done
-from grpo_jax.training.metrics import rollout_metrics
+from grpo_jax.training.metrics import own_metrics, rollout_metrics
 from grpo_jax.types import Metrics, PyTree, StepCount, TrainState
 from grpo_jax.updates.adaptive_rate import scheduled_optimizer
 from grpo_jax.updates.batch import make_batch
@@ -60,7 +60,8 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
             last_steps=metrics["environment/steps"].astype(jnp.int32),
             episodes=state.episodes.plus(jnp.sum(trajectory.ended)),
         )
-        return _adapt(config, policy, state, metrics)
+        state, metrics = _adapt(config, policy, state, metrics)
+        return state, metrics | own_metrics(config, trajectory, batch, hyperparams, metrics)
 
     return kept_with(config, ("train step",), lambda: jax.jit(train_step, inline=True))
 

@@ -1,4 +1,4 @@
-"""Losses beyond the slots: features and parameters in penalties, and more numbers kept at each step."""
+"""Beyond the slots: features and parameters in penalties, more numbers kept at each step, own metrics."""
 
 import dataclasses
 import functools
@@ -10,7 +10,7 @@ import pytest
 from flax import struct
 from probes import Probe, check
 
-from grpo_jax import GRPO, Config, Hyperparams
+from grpo_jax import GRPO, PPO, Config, Hyperparams, make_train_step
 from grpo_jax.errors import ConfigError
 from grpo_jax.objectives import group_centered, mean_over_steps, outcome, tuned, whiten
 from grpo_jax.policies import make_pure_policy
@@ -196,3 +196,53 @@ def test_a_hyperparameter_that_is_missing_is_named():
     with pytest.raises(ConfigError, match=r"tuned\(powered, \"power\"\) needs the hyperparameter .power., which H"):
         check(config)
     check(dataclasses.replace(config), OwnHyperparams())
+
+
+def rewarded(trajectory, batch, hyperparams):
+    reward = jnp.sum(trajectory.reward, where=trajectory.valid)
+    return {"mine/reward": reward, "mine/samples": jnp.sum(batch.mask), "mine/discount": hyperparams.discount}
+
+
+@pytest.mark.parametrize("algorithm", [GRPO, PPO], ids=["grpo", "ppo"])
+def test_own_metrics_join_the_others_and_change_nothing(algorithm):
+    def cubed(trajectory, batch, *, power):
+        return {"mine/power": power, "mine/true": True}
+
+    base = Config(environment=Probe(), algorithm=algorithm, num_steps=3 if algorithm is PPO else None, **SMALL)
+    own = dataclasses.replace(base, algorithm=algorithm._replace(metrics=(rewarded, tuned(cubed, "power"))))
+    check(own, OwnHyperparams())
+    state = initial_state(base, jax.random.key(0), OwnHyperparams())
+    (before, known), (after, metrics) = (jax.jit(make_train_step(config))(state) for config in (base, own))
+    jax.tree.map(np.testing.assert_array_equal, before.params, after.params)
+    mine = {name: metrics[name] for name in metrics.keys() - known.keys()}
+    assert {(value.shape, value.dtype.name) for value in mine.values()} == {((), "float32")}
+    assert mine.pop("mine/discount") == np.float32(0.99)
+    assert mine == {
+        "mine/power": 3,
+        "mine/true": 1,
+        "mine/reward": 8 * metrics["episode/return_mean"],
+        "mine/samples": 24,
+    }
+
+
+@pytest.mark.parametrize(
+    "given, answer",
+    [
+        (lambda trajectory, batch, hyperparams: trajectory.reward.mean(), "metrics=.*gives .*; return a dict such as"),
+        (lambda *_: {"loss": 1.0}, "the name 'loss'; use a prefix of your own"),
+        (lambda *_: {"evaluation/return": 1.0}, "the name 'evaluation/return'"),
+        (lambda *_: {"policy/entropy": 1.0}, "another metric has this name"),
+        (lambda trajectory, *_: {"mine/reward": trajectory.reward}, r"float32\[3, 8\]; return a scalar"),
+        (lambda *_: {"mine/word": "much"}, "'much'; return a scalar"),
+        (lambda *_: {"mine/none": None}, "None; return a scalar"),
+        (lambda trajectory: {}, r"fills the slot metrics, which is called as f\(trajectory, batch, hyperparams\)"),
+    ],
+)
+def test_a_metric_that_cannot_be_recorded_names_its_function(given, answer):
+    with pytest.raises(ConfigError, match=answer):
+        check(Config(environment=Probe(), algorithm=GRPO._replace(metrics=(given,)), **SMALL))
+
+
+def test_two_own_metrics_of_one_name_are_refused():
+    with pytest.raises(ConfigError, match="rewarded gives 'mine/reward', but another metric has this name"):
+        check(Config(environment=Probe(), algorithm=GRPO._replace(metrics=(rewarded, rewarded)), **SMALL))
