@@ -67,7 +67,7 @@ PIECES: dict[str, dict[str, Measurement]] = {
     "tests": {
         "all": Measurement(
             "pytest -q -n 0 -p no:cacheprovider --junitxml {out}/tests.xml tests/training/test_execution_plans.py "
-            "tests/environments/test_lean.py tests/objectives/test_golden.py tests/objectives/test_golden_2.py",
+            "tests/environments/test_lean.py tests/objectives/test_golden.py",
             "-k test_a_plan_is_found_by_name",
         )
     },

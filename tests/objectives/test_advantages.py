@@ -40,43 +40,46 @@ def close(actual, expected, tolerance=2e-6):
 # --- degenerate groups -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("group_size", [4, 11])  # 11 times a float32 number, divided by 11, need not be that number
-@pytest.mark.parametrize("estimator", IN_GROUPS.values(), ids=IN_GROUPS)
-def test_groups_of_equal_scores_give_exactly_zero(estimator, group_size):
-    constant = np.broadcast_to(np.asarray(MAGNITUDES, np.float32)[:, None], (4, group_size))
-    scores = np.concatenate([constant, SCORES.reshape(-1)[None, :group_size]])
-    with jax.debug_nans(True):
-        result = np.asarray(jax.jit(estimator)(scores))
-    np.testing.assert_array_equal(result[:4], 0.0)
-    assert np.any(result[4] != 0)
-
-
-@pytest.mark.parametrize("magnitude", [1e-30, 1e-3, 1e30])
-def test_normalisation_is_free_of_scale(magnitude):
-    # The squares of 1e30 overflow float32, and those of 1e-30 vanish.
-    for actual, expected in zip(*map(normalised_and_whitened, (SCORES * np.float32(magnitude), SCORES)), strict=True):
-        close(actual, expected, 1e-5)
-
-
-@jax.jit
-def normalised_and_whitened(scores):
-    return objectives.group_normalized(scores, eps=0.0), objectives.whiten(scores, eps=0.0)
-
-
-@pytest.mark.parametrize("estimator", GROUPWISE.values(), ids=GROUPWISE)
-def test_nan_stays_in_its_group(estimator):
-    scores = SCORES.copy()
-    scores[1, 2] = np.nan
-    estimate = jax.jit(estimator)
-    result, clean = np.asarray(estimate(scores)), np.asarray(estimate(SCORES))
-    np.testing.assert_array_equal(np.delete(result, 1, axis=0), np.delete(clean, 1, axis=0))
-    assert np.isnan(result[1]).any()
-
-
-@pytest.mark.parametrize("estimator", IN_GROUPS.values(), ids=IN_GROUPS)
-def test_one_rollout_is_no_group(estimator):
+@pytest.mark.parametrize("name", IN_GROUPS)
+def test_a_group_without_a_comparison(name):
+    """Equal scores give exactly 0, NaN stays in its group, one rollout is no group."""
+    estimate = jax.jit(IN_GROUPS[name])
+    for group_size in (4, 11):  # 11 times a float32 number, divided by 11, need not be that number
+        constant = np.broadcast_to(np.asarray(MAGNITUDES, np.float32)[:, None], (4, group_size))
+        scores = np.concatenate([constant, SCORES.reshape(-1)[None, :group_size]])
+        with jax.debug_nans(True):
+            result = np.asarray(estimate(scores))
+        np.testing.assert_array_equal(result[:4], 0.0)
+        assert np.any(result[4] != 0)
+    if name in GROUPWISE:
+        scores = SCORES.copy()
+        scores[1, 2] = np.nan
+        result, clean = np.asarray(estimate(scores)), np.asarray(estimate(SCORES))
+        np.testing.assert_array_equal(np.delete(result, 1, axis=0), np.delete(clean, 1, axis=0))
+        assert np.isnan(result[1]).any()
     with pytest.raises(ValueError, match="group_size is 1.*group_size >= 2"):
-        estimator(jnp.ones((3, 1)))
+        IN_GROUPS[name](jnp.ones((3, 1)))
+
+
+def test_normalisation_is_free_of_scale():
+    """The squares of 1e30 overflow float32, and those of 1e-30 vanish."""
+
+    @jax.jit
+    def both(scores):
+        return objectives.group_normalized(scores, eps=0.0), objectives.whiten(scores, eps=0.0)
+
+    for magnitude in (1e-30, 1e-3, 1e30):
+        for actual, expected in zip(*map(both, (SCORES * np.float32(magnitude), SCORES)), strict=True):
+            close(actual, expected, 1e-5)
+
+
+def test_equal_rewards_of_steps():
+    mask = steps(LENGTHS)
+    for magnitude in MAGNITUDES:
+        constant = jnp.full(mask.shape, magnitude, jnp.float32)
+        np.testing.assert_array_equal(objectives.process_supervised(constant, mask, 4), 0.0)
+        everywhere = jnp.ones_like(mask)
+        np.testing.assert_array_equal(objectives.same_step_leave_one_out(constant, everywhere, 4), constant)
 
 
 def test_step_estimators_refuse_groups_that_do_not_fit():
@@ -107,44 +110,28 @@ def test_group_of_four_by_hand():
         close(actual, by_hand)
 
 
-def test_a_best_score_reached_twice_leads_nobody():
-    np.testing.assert_array_equal(objectives.pass_at_k(jnp.asarray([[1.0, 5.0, 2.0, 5.0]])), 0.0)
+def test_estimators_of_each_other():
+    scores, x = jnp.asarray(SCORES), SCORES.astype(np.float64)
+    centred, others = objectives.group_centered(scores), (x.sum(1, keepdims=True) - x) / 3
+    close(objectives.length_weighted(scores, jnp.zeros(scores.shape)), centred)
+    close(objectives.leave_one_out(scores), 4 / 3 * centred)
+    close(objectives.leave_one_out(scores), x - others)
+    close(objectives.batch_normalized(scores), (x - x.mean(1, keepdims=True)) / (x.std() + 1e-6))
+    np.testing.assert_array_equal(objectives.pass_at_k(jnp.asarray([[1.0, 5.0, 2.0, 5.0]])), 0.0)  # nobody leads
 
 
-def test_groupless_lengths_weigh_evenly():
-    scores = jnp.asarray(SCORES)
-    close(objectives.length_weighted(scores, jnp.zeros(scores.shape)), objectives.group_centered(scores))
-
-
-def test_leave_one_out_is_centred_by_its_factor():
-    scores = jnp.asarray(SCORES)
-    close(objectives.leave_one_out(scores), 4 / 3 * objectives.group_centered(scores))
-    others = (SCORES.sum(1, keepdims=True, dtype=np.float64) - SCORES) / 3
-    close(objectives.leave_one_out(scores), SCORES - others)
-
-
-def test_batch_normalized():
-    x = SCORES.astype(np.float64)
-    expected = (x - x.mean(1, keepdims=True)) / (x.std() + 1e-6)
-    close(objectives.batch_normalized(jnp.asarray(SCORES)), expected)
-
-
-@pytest.mark.parametrize("ddof", [0, 1])
-def test_whiten_ignores_what_is_masked(ddof):
+def test_whiten_ignores_what_is_masked():
     mask = np.asarray(steps(LENGTHS))
     values = np.random.default_rng(2).normal(50, 3, mask.shape)
-    valid = values[mask]
-    expected = np.where(mask, (values - valid.mean()) / valid.std(ddof=ddof), 0.0)
     garbage = jnp.asarray(np.where(mask, values, np.nan), jnp.float32)
-    close(jax.jit(functools.partial(objectives.whiten, ddof=ddof))(garbage, mask), expected, 1e-5)
-
-
-@pytest.mark.parametrize("ddof", [0, 1])
-@pytest.mark.parametrize("valid", [0, 1])
-def test_whiten_with_hardly_a_valid_step(valid, ddof):
-    mask = jnp.arange(6).reshape(3, 2) < valid
-    with jax.debug_nans(True):
-        np.testing.assert_array_equal(objectives.whiten(jnp.arange(6.0).reshape(3, 2), mask, ddof=ddof), 0.0)
+    for ddof in (0, 1):
+        whiten, valid = jax.jit(functools.partial(objectives.whiten, ddof=ddof)), values[mask]
+        expected = np.where(mask, (values - valid.mean()) / valid.std(ddof=ddof), 0.0)
+        close(whiten(garbage, mask), expected, 1e-5)
+        with jax.debug_nans(True):
+            for number in (0, 1):  # hardly a valid step
+                few = np.arange(mask.size).reshape(mask.shape) < number
+                np.testing.assert_array_equal(whiten(values.astype(np.float32), few), 0.0)
 
 
 def test_process_supervised_against_loops():
@@ -160,13 +147,6 @@ def test_process_supervised_against_loops():
     close(jax.jit(objectives.process_supervised, static_argnums=2)(garbage, mask, group_size), expected, 1e-5)
 
 
-@pytest.mark.parametrize("magnitude", MAGNITUDES)
-def test_process_supervised_learns_nothing_from_constant_rewards(magnitude):
-    mask = steps(LENGTHS)
-    result = objectives.process_supervised(jnp.full(mask.shape, magnitude, jnp.float32), mask, 4)
-    np.testing.assert_array_equal(result, 0.0)
-
-
 def test_same_step_leave_one_out_against_loops():
     mask, group_size = np.asarray(steps(LENGTHS)), 4
     returns = np.random.default_rng(4).normal(5, 2, mask.shape)
@@ -180,12 +160,6 @@ def test_same_step_leave_one_out_against_loops():
     close(np.where(mask, result, 0.0), expected, 5e-6)
     alone = (mask.reshape(8, 5, 4).sum(-1, keepdims=True) == 1) & mask.reshape(8, 5, 4)
     assert alone.any(), "the case of the last member left must occur"
-
-
-@pytest.mark.parametrize("magnitude", MAGNITUDES)
-def test_same_step_leave_one_out_of_equal_returns(magnitude):
-    returns = jnp.full((3, 8), magnitude, jnp.float32)
-    np.testing.assert_array_equal(objectives.same_step_leave_one_out(returns, jnp.ones((3, 8), bool), 4), returns)
 
 
 def test_decoupled_normalisation_keeps_small_components_alive():
@@ -261,12 +235,9 @@ def test_truncation_bootstraps_and_termination_does_not():
     assert first(terminated=False, truncated=True) == 6.0  # 1 + 0.5 * 10, and no trace beyond
     assert first(terminated=True, truncated=True) == 1.0
     assert first(terminated=False, truncated=False) == 9.0  # 6 + 0.5 * 6
-
-
-def test_gae_ignores_the_value_beyond_termination():
-    one, terminated = jnp.ones(2), jnp.asarray([False, True])
-    next_values = jnp.asarray([1.0, jnp.nan])
-    close(objectives.gae(one, one, next_values, terminated, ~terminated & False, discount=1.0, gae_lambda=1.0), [1, 0])
+    ended = np.array([False, False, True])
+    beyond = np.array([1, 1, np.nan], np.float32)  # nothing reads the value beyond termination
+    np.testing.assert_array_equal(gae(one, one, beyond, ended, ~ended & False), [0.75, 0.5, 0])
 
 
 def test_discounted_returns_stop_at_the_end_of_an_episode():

@@ -1,4 +1,7 @@
-"""All golden cases of two published trainers, through the public functions. See `golden/README.md`."""
+"""All golden cases of seven published trainers, through the public functions. See `golden/README.md`.
+
+A test has the cases of one published function, compiled as one program. "On purpose" marks where ours differs.
+"""
 
 import json
 from pathlib import Path
@@ -8,228 +11,526 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpo_jax import objectives
+from grpo_jax import objectives as o
+from grpo_jax.baselines import same_state_advantage
 
-GOLDEN = np.load(Path(__file__).parents[1] / "golden" / "reference_implementations.npz")
-CASES = sorted({name.rsplit("/", 1)[0] for name in GOLDEN.files})
-
-
-def load(case):
-    """The arrays of a case, time-major, and its settings."""
-    arrays = {name.rsplit("/", 1)[1]: GOLDEN[name] for name in GOLDEN.files if name.startswith(case + "/")}
-    settings = json.loads(str(arrays.pop("settings")))
-    return {name: value.T for name, value in arrays.items()}, settings
+FOLDER = Path(__file__).parents[1] / "golden"
+FILES = [np.load(FOLDER / f"{name}.npz") for name in ("reference_implementations", "golden_2")]
 
 
-def cases(*functions):
-    return pytest.mark.parametrize("case", [c for c in CASES if c.split("/")[1] in functions])
+def read(file):
+    """(name of a case, its arrays, time-major where they are matrices, its settings) of each case of a file."""
+    found = {}
+    for path in file.files:
+        case, _, name = path.rpartition("/")
+        found.setdefault(case, {})[name] = file[path].T
+    return [(case, arrays, json.loads(str(arrays.pop("settings")))) for case, arrays in sorted(found.items())]
+
+
+def kind_of(case):
+    """The trainer and its function."""
+    return "/".join(case.split("/")[:2])
+
+
+def without_meaning(case, x, s):
+    """Why the library has nothing to compare with a case, or None."""
+    part_lengths = np.unique(x["index"], return_counts=True)[1] if "gdpo" in case else [1]
+    missing = [np.isnan(x[name]).any() for name in ("rewards_per_func", "rewards_per_objective") if name in x]
+    weights = {"rollout_is_weights", "sampler_is_weights", "importance_sampling_ratio"} & x.keys()
+    if (weights and "loss_" in case) or s.get("use_rollout_is_weights") or kind_of(case) in OF_A_SAMPLER:
+        return "the sampler is another program there; here the policy that acts is the one that is trained"
+    if any(missing) or len({*part_lengths}) > 1:
+        return "a reward that does not apply is 0 here, not NaN, and groups have one size"
+    return next((why for name, why in UNKNOWN.items() if case.startswith(name)), None)
+
+
+OF_A_SAMPLER = {
+    *("trl/sampler_ratio", "trl/loss_sampler_correction", "trl/loss_vespo_sampler", "verl/rejection_mask"),
+    *("verl/loss_gspo_rollout_weights", "verl/loss_geo_mean_rollout_weights"),
+    *(f"verl/loss_bypass_{k}" for k in range(6)),
+}
+UNKNOWN = {
+    "trl/loss_luspo/token": "masked steps enter that loss, which they never do here",
+    "prime_rl/grpo_length_penalty": "no length penalty of this form in the library",
+    "prime_rl/rae": "no roles of self-play in the library",
+}
+ALL = [read(file) for file in FILES]
+CASES = {}  # by kind, those with a meaning
+for place, cases in enumerate(ALL):
+    for case, x, s in cases:
+        if not without_meaning(case, x, s):
+            # The two files have cases of one function of different versions.
+            CASES.setdefault(f"{kind_of(case)}@{place}", []).append((case, x, s))
+
+
+def of_kinds(kinds):
+    return pytest.mark.parametrize("kind", [kind for kind in CASES if kind.partition("@")[0] in kinds])
 
 
 def test_every_case_is_covered():
-    covered = [c for mark in COVERED for c in mark.args[1]]
-    assert sorted(covered) == CASES and len(CASES) == 102
+    assert [len(cases) for cases in ALL] == [102, 292]
+    assert sum(map(len, CASES.values())) == 308
+    kinds = {kind.partition("@")[0] for kind in CASES}
+    assert kinds == LOSSES | ADVANTAGES.keys() | OTHERS.keys() | {"verl/value_loss"}
 
 
-def assert_close(actual, expected, tolerance=2e-6):
-    np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance)
-
-
-# --- advantages ------------------------------------------------------------------------------------------------------
-
-
-def scores_of(arrays):
-    """`[num_groups, group_size]`; the golden groups are contiguous and of one size."""
-    num_groups = len(np.unique(arrays["index"]))
-    return arrays["token_level_rewards"].sum(0).reshape(num_groups, -1)
-
-
-# The published trainers take the unbiased standard deviation where the papers, and our default, take the population's.
-GROUP_ESTIMATORS = {
-    "grpo": lambda scores, lengths: objectives.group_normalized(scores, ddof=1),
-    "dr_grpo": lambda scores, lengths: objectives.group_centered(scores),
-    "rloo": lambda scores, lengths: objectives.leave_one_out(scores),
-    "opo": objectives.length_weighted,
-    "grpo_passk": lambda scores, lengths: objectives.pass_at_k(scores, ddof=1),
-}
-# Compiled, as operation by operation takes longer.
-GROUP_ESTIMATORS = {name: jax.jit(estimator) for name, estimator in GROUP_ESTIMATORS.items()}
-whiten, group_centered = jax.jit(objectives.whiten, static_argnames="ddof"), jax.jit(objectives.group_centered)
-gae, discounted_returns = jax.jit(objectives.gae), jax.jit(objectives.discounted_returns)
-ESTIMATOR_CASES = cases(*GROUP_ESTIMATORS)
-
-
-@ESTIMATOR_CASES
-def test_group_estimators(case):
-    arrays, _ = load(case)
-    mask, scores = arrays["response_mask"], scores_of(arrays)
-    result = np.asarray(GROUP_ESTIMATORS[case.split("/")[1]](scores, mask.sum(0).reshape(scores.shape)))
-    assert_close(result.reshape(1, -1) * mask, arrays["advantages"])
-    # On purpose: group 0 has no variance. The published mean is off by an ulp, so theirs is tiny at best; ours is 0.
-    np.testing.assert_array_equal(result[0], 0.0)
-
-
-WHITENED_CASES = cases("reinforce_plus_plus", "reinforce_plus_plus_baseline")
-
-
-@WHITENED_CASES
-def test_reinforce_plus_plus(case):
-    arrays, settings = load(case)
-    mask = arrays["response_mask"]
-    if "baseline" in case:
-        centred = np.reshape(group_centered(scores_of(arrays)), (1, -1))
-        result = whiten(np.broadcast_to(centred, mask.shape), mask, ddof=1)
-    else:
-        rewards, ended = arrays["token_level_rewards"], last_valid(mask)
-        returns = np.asarray(discounted_returns(rewards, ended, discount=settings["gamma"]))
-        assert_close(returns * mask, arrays["returns"] * mask)
-        result = whiten(returns, mask, ddof=1)
-    assert_close(result, arrays["advantages"])
-
-
-REMAX_CASES = cases("remax")
-
-
-@REMAX_CASES
-def test_greedy_baseline(case):
-    arrays, _ = load(case)
-    # Every rollout has its own greedy score here: groups of one.
-    scores = jnp.asarray(arrays["token_level_rewards"].sum(0))[:, None]
-    result = objectives.greedy_baseline(scores, jnp.asarray(arrays["reward_baselines"]))
-    assert_close(result.reshape(1, -1) * arrays["response_mask"], arrays["advantages"])
-
-
-GAE_CASES = cases("gae")
-
-
-def last_valid(mask):
-    following = np.concatenate([mask[1:], np.zeros_like(mask[:1])])
-    return (mask == 1) & (following == 0)
-
-
-@GAE_CASES
-def test_gae(case):
-    arrays, settings = load(case)
-    mask, values = arrays["response_mask"], arrays["values"]
-    ended = last_valid(mask)
-    next_values = np.concatenate([values[1:], np.full_like(values[:1], np.nan)])  # ignored: all end before
-    trace = {"discount": settings["gamma"], "gae_lambda": settings["lam"]}
-    result = np.asarray(gae(arrays["token_level_rewards"], values, next_values, ended, np.zeros_like(ended), **trace))
-    valid = mask == 1
-    assert_close((result + values)[valid], arrays["returns"][valid])
-    whitened = np.asarray(whiten(result, mask, ddof=1))
-    # On purpose: theirs is -mean/std on invalid steps, which their loss masks; ours is 0.
-    assert_close(whitened[valid], arrays["advantages"][valid])
-    np.testing.assert_array_equal(whitened[~valid], 0.0)
+def assert_close(actual, expected, tolerance=2e-6, case=""):
+    np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance, err_msg=case)
 
 
 # --- losses ----------------------------------------------------------------------------------------------------------
 
-REDUCTIONS = {
-    "token-mean": objectives.mean_over_steps,
-    "token": objectives.mean_over_steps,
-    "seq-mean-token-sum": objectives.mean_of_sequence_sums,
-    "seq-mean-token-mean": objectives.mean_of_sequence_means,
-    "seq": objectives.mean_of_sequence_means,
-    # On purpose: verl divides the sum over the whole batch by the padded length only. Ours also divides by the number
-    # of sequences, as the Dr. GRPO paper does, so that the loss does not grow with the batch.
-    "seq-mean-token-sum-norm": lambda mask: objectives.sum_over_horizon(mask) * mask.shape[1],
+
+def all_rows(mask):
+    """TRL's row mean counts rows without a valid step."""
+    steps = mask.astype(float)
+    return steps / jnp.maximum(steps.sum(0, keepdims=True), 1.0) / mask.shape[1]
+
+
+def weights(kind, mask, s):
+    """The weights of a published aggregation: those of a reduction, or a given count in the place of its own."""
+    steps, mode = mask.astype(float), s.get("loss_agg_mode", s.get("loss_avg_mode", s.get("loss_type")))
+    if kind in ALWAYS_SEQUENCES:
+        return o.mean_of_sequence_means(mask)
+    if "scale" in s:
+        return steps / s["scale"]
+    if kind == "verl/loss_vanilla_global":
+        per = s["batch_num_tokens"] if mode == "token-mean" else s["global_batch_size"] * (
+            s["loss_scale_factor"] or mask.shape[0]
+        )  # fmt: skip
+        return steps * s["dp_size"] / per
+    match mode:
+        case "dapo" | "cispo" | "vespo":
+            return steps / max(s["num_items_in_batch"], 1)
+        case "token-mean" | "token" | "bnpo":
+            return o.mean_over_steps(mask)
+        case "dr_grpo":
+            return o.sum_over_horizon(mask, horizon=s["max_completion_length"])
+        case "luspo":  # row means times lengths: sums; here too rows without a valid step count
+            return steps / mask.shape[1]
+        case "grpo" | "sapo" | "gmpo":
+            return all_rows(mask)
+        case "seq-mean-token-mean" | "seq" | "sequence-mean-token-mean":
+            return o.mean_of_sequence_means(mask)
+        case "seq-mean-token-sum":
+            return o.mean_of_sequence_sums(mask)
+        case "sequence-mean-token-scale":
+            return o.mean_of_sequence_sums(mask) / mask.shape[0]
+        case "seq-mean-token-sum-norm":  # on purpose: ours divides by the sequences too, as the Dr. GRPO paper does
+            return o.sum_over_horizon(mask) * mask.shape[1]
+        case "sequence-mean-token-sum-norm":
+            return o.sum_over_horizon(mask, horizon=1.0)
+        case "token-sum":
+            return steps
+    raise KeyError(mode)
+
+
+def clip_of(s):
+    low = s.get("clip_ratio_low") or s.get("clip_ratio", s.get("epsilon"))
+    high = s.get("clip_ratio_high") or s.get("epsilon_high") or s.get("clip_ratio", s.get("epsilon"))
+    return {"clip_low": low, "clip_high": high}
+
+
+ALWAYS_SEQUENCES = {"verl/loss_gspo", "verl/loss_sapo", "verl/loss_geo_mean"}  # whatever mode is asked for
+LEVELS = {
+    "verl/loss_gspo": "sequence_token",
+    "easyr1/loss_gspo": "sequence",
+    "easyr1/loss_gspo_token": "sequence_token",
 }
-# Three of verl's losses reduce by the mean of sequence means whatever mode is asked for.
-ALWAYS_SEQUENCES = {"verl/loss_gspo", "verl/loss_sapo", "verl/loss_geo_mean"}
 
 
-def objective(kind, log_prob, log_ratio, batch_advantages, mask, settings):
-    """The objective of the published losses, composed from the public functions."""
-    clip = {"clip_low": settings.get("clip_ratio_low"), "clip_high": settings.get("clip_ratio_high")}
-    dual_clip = settings.get("clip_ratio_c", settings.get("clip_ratio_dual"))
-    match kind:
-        case "verl/loss_clip" | "easyr1/loss_default":
-            return objectives.clipped_surrogate(log_ratio, batch_advantages, dual_clip=dual_clip, **clip)
-        case "verl/loss_gspo":
-            sequence = objectives.sequence_token_log_ratio(log_ratio, mask)
-            return objectives.clipped_surrogate(sequence, batch_advantages, **clip)
-        case "easyr1/loss_gspo":
-            sequence = objectives.sequence_log_ratio(log_ratio, mask)
-            return objectives.clipped_surrogate(sequence, batch_advantages, dual_clip=dual_clip, **clip)
-        case "easyr1/loss_gspo_token":
-            sequence = objectives.sequence_token_log_ratio(log_ratio, mask)
-            return objectives.clipped_surrogate(sequence, batch_advantages, dual_clip=dual_clip, **clip)
-        case "verl/loss_geo_mean":
-            sequence = objectives.geometric_mean_log_ratio(log_ratio, batch_advantages, mask, **clip)
-            return objectives.importance_ratio(sequence) * batch_advantages
-        case "verl/loss_cispo" | "easyr1/loss_cispo":
-            return objectives.cispo_surrogate(log_ratio, batch_advantages, log_prob=log_prob, **clip)
-        case "verl/loss_sapo" | "easyr1/loss_sapo":
-            return objectives.sapo_surrogate(
-                log_ratio, batch_advantages,
-                tau_positive=settings.get("tau_pos", settings.get("tau_positive")),
-                tau_negative=settings.get("tau_neg", settings.get("tau_negative")),
+def leveled(kind, d, mask, s):
+    level = "sequence_token" if s.get("loss_algo") == "gspo-token" else LEVELS.get(kind, "token")
+    levels = {"sequence": o.sequence_log_ratio, "sequence_token": o.sequence_token_log_ratio}
+    level = s.get("importance_sampling_level", level)
+    return levels[level](d, mask) if level in levels else d
+
+
+def objective(kind, p, a, x, mask, s):
+    """The published objective before the penalties, composed from the public functions."""
+    d, b = p - x["old_log_prob"], x["old_log_prob"]
+    sign = {"low": clip_of(s)["clip_low"], "high": clip_of(s)["clip_high"]} if "scale" not in s else {}
+    match "loss_sapo" if s.get("loss_type") == "sapo" else kind.split("/")[1]:
+        case "loss_ipo":
+            return o.unclipped_surrogate(d, s["adv_tau"] * a) * o.near_behaviour(p, b, limit=s["ipo_threshold"])
+        case "loss_dppo_kl" if "dppo_mask_low" in s:
+            keep = o.within_total_variation(p, b, a, low=s["dppo_mask_low"], high=s["dppo_mask_high"])
+            return o.unclipped_surrogate(d, s["adv_tau"] * a) * keep
+        case "loss_ref_kl":
+            a = jax.lax.stop_gradient(x["ref_log_prob"] - p)
+            return o.unclipped_surrogate(d, a) * o.within_total_variation(p, b, -jnp.abs(a), low=0.2, high=0.0)
+        case "loss_dppo_tv" | "loss_dppo_kl":
+            keep = (o.within_total_variation if "tv" in kind else o.within_kl)(p, b, a, **sign)
+            return o.truncated_surrogate(d, a, limit=s.get("clip_ratio_c", 20.0), log_prob=p) * keep
+        case "loss_dro":
+            return o.policy_gradient_surrogate(d, a, log_prob=p) - s["dro_beta"] * o.k2(p, b)
+        case "loss_clip_cov":
+            dropped = o.random_covariant_steps(
+                p, a, mask, jax.random.key(0), fraction=1.0, low=s["clip_cov_lb"], high=s["clip_cov_ub"],
+                excluded=jnp.logical_or(*o.clip_fractions(d, a, **clip_of(s))),
             )  # fmt: skip
-        case "verl/loss_gpg":
-            return objectives.policy_gradient_surrogate(log_ratio, batch_advantages, log_prob=log_prob)
+            return jnp.where(dropped, 0.0, o.clipped_surrogate(d, a, **clip_of(s)))
+        case "loss_kl_cov":
+            chosen = o.most_covariant_steps(p, a, mask, fraction=s["kl_cov_ratio"])
+            return o.unclipped_surrogate(d, a) - s["ppo_kl_coef"] * chosen * o.abs_k1(p, b)
+        case "loss_sapo":
+            names = (
+                ("tau_pos", "tau_positive", "sapo_temperature_pos"),
+                ("tau_neg", "tau_negative", "sapo_temperature_neg"),
+            )
+            high, low = (next(s[name] for name in either if name in s) for either in names)
+            return o.sapo_surrogate(d, a, tau_positive=high, tau_negative=low)
+        case "loss_cispo":
+            clip = {"clip_low": 1.0, "clip_high": s["epsilon_high"] - 1.0} if "epsilon_high" in s else clip_of(s)
+            return o.cispo_surrogate(d, a, log_prob=p, **clip)
+        case "loss_gpg":
+            return o.policy_gradient_surrogate(d, a, log_prob=p)
+        case "loss_vespo":
+            pairs = {"positive": (s["vespo_k_pos"], s["vespo_lambda_pos"])}
+            pairs["negative"] = s["vespo_k_neg"], s["vespo_lambda_neg"]
+            weight = jax.lax.stop_gradient(jnp.exp(o.vespo_log_weight(d, a, mask, **pairs)))
+            return weight * o.policy_gradient_surrogate(d, a, log_prob=p)
+        case "loss_gmpo" | "loss_geo_mean":
+            if "entropies" in x:
+                mask = o.high_entropy(x["entropies"], mask, fraction=s["top_entropy_quantile"])
+            return o.unclipped_surrogate(o.geometric_mean_log_ratio(d, a, mask, **clip_of(s)), a)
+    if s.get("loss_algo") == "gspo-token":  # on purpose: theirs clamps each step too, ours only the ratio
+        d = d + jax.lax.stop_gradient(jnp.clip(d, -20, 20) - d)
+    dual = s.get("delta") or s.get("epsilon_c") or s.get("clip_ratio_dual")
+    if kind in ("verl/loss_clip", "verl/loss_vanilla_global"):
+        dual = s.get("clip_ratio_c")
+    return o.clipped_surrogate(leveled(kind, d, mask, s), a, dual_clip=dual, **clip_of(s))
 
 
-LOSS_CASES = cases(*{c.split("/")[1] for c in CASES if "/loss_" in c})
+def loss_and_gradients(kind, x, s):
+    """The loss, and its gradients in the log-probabilities and the entropies."""
+    mask = x["response_mask"].astype(bool)
+    a = jnp.broadcast_to(x.get("advantages", 0.0), mask.shape)
+
+    def loss(p, entropy):
+        d, each = p - x["old_log_prob"], objective(kind, p, a, x, mask, s)
+        if s.get("top_entropy_quantile", 1) < 1 and "gmpo" not in kind:
+            each = each * o.high_entropy(entropy, mask, fraction=s["top_entropy_quantile"])
+        if "off_policy_mask_threshold" in s:
+            limit = s["off_policy_mask_threshold"]
+            each = each * o.on_policy_sequences(p, x["sampling_log_prob"], a, mask, limit=limit)
+        cost, beta = -each, s.get("beta") or 0.0
+        if beta:
+            estimate = {"kl": o.k1, "mse_kl": o.k2}.get(s.get("kl_loss_mode"), o.k3)
+            kl = estimate(p, x["ref_log_prob"])
+            if estimate is o.k2:  # on purpose: ours clamps the log-ratio, which passes 20 in one step of one case
+                far = p - x["ref_log_prob"]
+                kl += 0.5 * (jnp.square(far) - jnp.square(jnp.clip(far, -20, 20)))
+            if "kl_clamp_value" in s:
+                kl = jnp.clip(kl, -s["kl_clamp_value"], s["kl_clamp_value"])
+            ratio = o.importance_ratio(leveled(kind, d, mask, s)) if s.get("use_bias_correction_kl") else 1.0
+            cost += beta * kl * ratio
+        if "scale" in s:
+            cost += s.get("kl_tau", 1e-3) * 2 * o.k2(p, x["old_log_prob"])
+        total = o.weighted_sum(cost, weights(kind, mask, s) * x.get("loss_weights", 1.0))
+        if "gmpo" in kind:  # on purpose: rows without a valid step have ratio 1 there and no weight here
+            total -= jnp.sum(jnp.where(mask.any(0), 0.0, a[0])) / mask.shape[1]
+        if "entropy_coef" in s:
+            count = s.get("num_items_in_batch")
+            per = mask / count if count else o.mean_over_steps(mask)
+            if s.get("top_entropy_quantile", 1) < 1:
+                per = o.mean_over_steps(o.high_entropy(entropy, mask, fraction=s["top_entropy_quantile"]))
+            total -= s["entropy_coef"] * o.weighted_sum(entropy, per)
+        return total
+
+    return jax.value_and_grad(loss, argnums=(0, 1))(x["log_prob"], x.get("entropies", jnp.zeros(mask.shape)))
 
 
-@LOSS_CASES
-def test_policy_losses(case):
-    source, function, mode, _ = case.split("/")
-    kind = f"{source}/{function}"
-    arrays, settings = load(case)
-    mask = jnp.asarray(arrays["response_mask"])
-    reduce = objectives.mean_of_sequence_means if kind in ALWAYS_SEQUENCES else REDUCTIONS[mode]
-
-    def loss(log_prob):
-        log_ratio = log_prob - arrays["old_log_prob"]
-        values = objective(kind, log_prob, log_ratio, jnp.asarray(arrays["advantages"]), mask, settings)
-        return -objectives.weighted_sum(values, reduce(mask))
-
-    value, gradient = jax.jit(jax.value_and_grad(loss))(arrays["log_prob"])
-    assert_close(value, arrays["loss"])
-    assert_close(gradient, arrays["grad_log_prob"], tolerance=1e-5)
+LOSSES = {kind.partition("@")[0] for kind in CASES if "/loss_" in kind}
 
 
-VALUE_CASES = cases("value_loss")
+@of_kinds(LOSSES)
+def test_losses(kind):
+    def arrays(x):
+        if x.get("advantages", np.zeros(())).ndim == 2 and x["advantages"].shape != x["log_prob"].shape:
+            return x | {"advantages": x["advantages"].T}
+        return x
+
+    cases = CASES[kind]
+    results = jax.jit(
+        lambda xs: [loss_and_gradients(kind_of(case), x, s) for x, (case, _, s) in zip(xs, cases, strict=True)]
+    )
+    for (case, x, _), (value, gradients) in zip(cases, results([arrays(x) for _, x, _ in cases]), strict=True):
+        assert_close(value, x["loss"], 3e-6, case)
+        assert_close(gradients[0], x["grad_log_prob"], 1e-5, case)
+        if "grad_entropies" in x:
+            assert_close(gradients[1], x["grad_entropies"], 1e-5, case)
 
 
-@VALUE_CASES
-def test_clipped_value_loss(case):
-    arrays, settings = load(case)
+def test_clipped_value_loss():
+    for case, x, s in CASES["verl/value_loss@0"]:
 
-    def loss(values):
-        each = objectives.value_loss(values, arrays["returns"], arrays["values"], clip=settings["cliprange_value"])
-        return objectives.weighted_sum(each, objectives.mean_over_steps(jnp.asarray(arrays["response_mask"])))
+        def loss(values, x=x, s=s):
+            each = o.value_loss(values, x["returns"], x["values"], clip=s["cliprange_value"])
+            return o.weighted_sum(each, o.mean_over_steps(jnp.asarray(x["response_mask"])))
 
-    value, gradient = jax.jit(jax.value_and_grad(loss))(arrays["vpreds"])
-    assert_close(value, arrays["loss"])
-    assert_close(gradient, arrays["grad_vpreds"], tolerance=1e-5)
+        value, gradient = jax.jit(jax.value_and_grad(loss))(x["vpreds"])
+        assert_close(value, x["loss"], case=case)
+        assert_close(gradient, x["grad_vpreds"], 1e-5, case)
 
 
-# --- divergences -----------------------------------------------------------------------------------------------------
+# --- advantages ------------------------------------------------------------------------------------------------------
 
-ESTIMATES = {
-    "kl_kl": objectives.k1,
-    "kl_abs": objectives.abs_k1,
-    "kl_mse": objectives.k2,
-    "kl_low_var_kl": objectives.k3,
+# Compiled, as operation by operation takes longer.
+whiten = jax.jit(o.whiten, static_argnames="ddof")
+group_normalized = jax.jit(o.group_normalized, static_argnames="ddof")
+group_centered, leave_one_out, max_rl = map(jax.jit, (o.group_centered, o.leave_one_out, o.max_rl))
+length_weighted, discounted_returns, gae = map(jax.jit, (o.length_weighted, o.discounted_returns, o.gae))
+pass_at_k = jax.jit(o.pass_at_k, static_argnames="ddof")
+decoupled_normalized = jax.jit(o.decoupled_normalized, static_argnames="ddof")
+optimal_token_baseline = jax.jit(o.optimal_token_baseline, static_argnums=4, static_argnames="lone_baseline")
+same_state = jax.jit(same_state_advantage, static_argnums=3, static_argnames=("normalize", "ddof"))
+
+
+def grouped(x, index):
+    """`[..., num_groups, group_size]` of `[..., B]`, for groups of one size."""
+    return np.asarray(x).reshape(*np.shape(x)[:-1], len(np.unique(index)), -1)
+
+
+def of_groups(formula):
+    def result(x, s):
+        scores = x["scores"] if "scores" in x else x["token_level_rewards"].sum(0)
+        parts = [np.asarray(formula(scores[x["index"] == g][None], s)).ravel() for g in np.unique(x["index"])]
+        return np.concatenate(parts) * x.get("response_mask", np.ones(()))
+
+    return result
+
+
+def alone_or(formula, alone):
+    """A group of one is compared with nothing: an error here, a convention there."""
+    return of_groups(lambda r, s: formula(r, s) if r.size > 1 else alone(r, s))
+
+
+def trl_scaled(x, s):
+    rewards = x["rewards_per_func"]
+    scores = grouped((np.asarray(s["reward_weights"])[:, None] * rewards).sum(0), x["index"])
+    match s["scale_rewards"]:
+        case "group":
+            return group_normalized(scores, eps=1e-4, ddof=1).ravel()
+        case "none":
+            return group_centered(scores).ravel()
+    # Theirs divides by the spread of the scores, ours (Lite PPO's) by that of the centred ones.
+    return (group_centered(scores) / (scores.std(ddof=1) + 1e-4)).ravel()
+
+
+def gdpo(x, s, part_eps, **white):
+    name = "rewards_per_func" if "rewards_per_func" in x else "rewards_per_objective"
+    w, parts = jnp.asarray(s["reward_weights"] or np.ones(len(x[name])), jnp.float32), grouped(x[name], x["index"])
+    if s.get("norm_adv_by_std_in_grpo") is False:
+        summed = group_centered(jnp.tensordot(w, parts, 1)).reshape(1, -1)
+    else:
+        summed = decoupled_normalized(jnp.asarray(parts), w, eps=part_eps, ddof=1).reshape(1, -1)
+    mask = x.get("response_mask", np.ones((1, summed.size)))
+    return whiten(jnp.broadcast_to(summed, mask.shape), jnp.asarray(mask), ddof=1, **white)
+
+
+def optimal_token(x, s):
+    mask, rewards = x["response_mask"], x["token_level_rewards"] * x["response_mask"]
+    returns = rewards[::-1].cumsum(0)[::-1]
+    out = np.zeros_like(returns)
+    for g in np.unique(x["index"]):
+        rows = x["index"] == g
+        if rows.sum() > 1:
+            arrays = (jnp.asarray(v[:, rows]) for v in (returns, x["old_log_prob"], x["sum_pi_squared"], mask))
+            out[:, rows] = optimal_token_baseline(*arrays, int(rows.sum()), lone_baseline=not s["handle_zero_tail"])
+        else:
+            out[:, rows] = (returns * mask)[:, rows]
+    return out
+
+
+def gigpo(x, s):
+    """Rows are steps: laid out as [T, N], the rollouts of a group side by side, the missing ones invalid."""
+    trajectories = list(dict.fromkeys(x["trajectory"]))
+    group_of = {t: x["index"][x["trajectory"] == t][0] for t in trajectories}
+    groups = sorted(set(group_of.values()))
+    size = max(sum(group_of[t] == g for t in trajectories) for g in groups)
+    column, seen = {}, dict.fromkeys(groups, 0)
+    for t in trajectories:
+        g = group_of[t]
+        column[t] = groups.index(g) * size + seen[g]
+        seen[g] += 1
+    at = x["env_step"].astype(int), np.array([column[t] for t in x["trajectory"]])
+    shape = int(x["env_step"].max()) + 1, size * len(groups)
+    valid, returns, state = np.zeros(shape, bool), np.zeros(shape, np.float32), np.zeros(shape, np.int32)
+    valid[at], returns[at], state[at] = True, x["step_returns"], x["anchor_state"]
+    rewards, ended = np.zeros(shape, np.float32), np.zeros(shape, bool)
+    rewards[at] = x["env_rewards"]
+    ended[valid.sum(0) - 1, np.arange(shape[1])] = True
+    assert_close(o.discounted_returns(jnp.asarray(rewards), jnp.asarray(ended), discount=s["gamma"])[at], returns[at])
+    normalize = s["mode"] == "mean_std_norm"
+    step = same_state(jnp.asarray(returns), jnp.asarray(state), valid, size, normalize=normalize, ddof=1)
+    score = {t: x["token_level_rewards"][:, x["trajectory"] == t].sum(0)[0] for t in trajectories}
+    episode = {}
+    for g in groups:
+        members = [t for t in trajectories if group_of[t] == g]
+        r = jnp.asarray([[score[t] for t in members]])
+        if len(members) > 1:
+            r = group_normalized(r, ddof=1) if normalize else group_centered(r)
+        elif normalize:
+            r = r / (1 + 1e-6)
+        episode |= dict(zip(members, np.asarray(r)[0], strict=True))
+    total = np.array([episode[t] for t in x["trajectory"]]) + s["step_advantage_w"] * np.asarray(step)[at]
+    return total * x["response_mask"]
+
+
+def gpg(x, s):
+    rewards = x["token_level_rewards"].sum(0)
+    alpha = rewards.size / max((rewards != 0).sum(), 1)  # theirs; ours leaves the scale to the learning rate
+    return alpha / s["f_norm"] * alone_or(lambda r, s: group_centered(r), lambda r, s: r)(x, s)
+
+
+def of_first(formula):
+    """Of the first file, where no score of group 0 differs: on purpose exactly 0, which the published mean misses."""
+
+    def result(x, s):
+        scores = grouped(x["token_level_rewards"].sum(0), x["index"])
+        lengths = grouped(x["response_mask"].sum(0), x["index"])
+        advantages = np.asarray(formula(scores, lengths))
+        np.testing.assert_array_equal(advantages[0], 0.0)
+        return advantages.reshape(1, -1) * x["response_mask"]
+
+    return result
+
+
+def last_valid(mask):
+    return (mask == 1) & (np.concatenate([mask[1:], np.zeros_like(mask[:1])]) == 0)
+
+
+def reinforce_plus_plus(x, s):
+    mask = x["response_mask"]
+    returns = np.asarray(discounted_returns(x["token_level_rewards"], last_valid(mask), discount=s["gamma"]))
+    assert_close(returns * mask, x["returns"] * mask)
+    return whiten(returns, mask, ddof=1)
+
+
+def reinforce_plus_plus_baseline(x, s):
+    centred = group_centered(grouped(x["token_level_rewards"].sum(0), x["index"])).reshape(1, -1)
+    return whiten(np.broadcast_to(centred, x["response_mask"].shape), x["response_mask"], ddof=1)
+
+
+def remax(x, s):
+    """Every rollout has its own greedy score: groups of one."""
+    scores = jnp.asarray(x["token_level_rewards"].sum(0))[:, None]
+    return o.greedy_baseline(scores, jnp.asarray(x["reward_baselines"])).reshape(1, -1) * x["response_mask"]
+
+
+def whitened_gae(x, s):
+    valid, values = x["response_mask"] == 1, x["values"]
+    ended = last_valid(x["response_mask"])
+    next_values = np.concatenate([values[1:], np.full_like(values[:1], np.nan)])  # ignored: all end before
+    trace = {"discount": s["gamma"], "gae_lambda": s["lam"]}
+    result = np.asarray(gae(x["token_level_rewards"], values, next_values, ended, np.zeros_like(ended), **trace))
+    assert_close((result + values)[valid], x["returns"][valid])
+    whitened = np.asarray(whiten(result, x["response_mask"], ddof=1))
+    np.testing.assert_array_equal(whitened[~valid], 0.0)  # on purpose: theirs is -mean / std there
+    return np.where(valid, whitened, x["advantages"])
+
+
+# The published trainers take the unbiased standard deviation; our default, as the papers', is the population's.
+FIRST = {
+    "grpo": of_first(lambda scores, lengths: group_normalized(scores, ddof=1)),
+    "dr_grpo": of_first(lambda scores, lengths: group_centered(scores)),
+    "rloo": of_first(lambda scores, lengths: leave_one_out(scores)),
+    "opo": of_first(length_weighted),
+    "grpo_passk": of_first(lambda scores, lengths: pass_at_k(scores, ddof=1)),
+    "reinforce_plus_plus": reinforce_plus_plus,
+    "reinforce_plus_plus_baseline": reinforce_plus_plus_baseline,
+    "remax": remax,
+    "gae": whitened_gae,
 }
-KL_CASES = cases(*ESTIMATES)
+ADVANTAGES = {
+    **{
+        kind.partition("@")[0]: FIRST[kind.split("/")[1][:-2]]
+        for kind in CASES
+        if kind.split("/")[1][:-2] in FIRST and kind[-1] == "0"
+    },
+    "trl/scale_rewards": trl_scaled,
+    "trl/gdpo_normalize_then_sum": lambda x, s: np.ravel(gdpo(x, s, 1e-4, eps=1e-4)),
+    "verl/gdpo": lambda x, s: gdpo(x, s, 1e-6),
+    "verl/optimal_token_baseline": optimal_token,
+    "verl/tir_optimal_token_baseline": optimal_token,
+    "verl/grpo_vectorized": alone_or(
+        lambda r, s: group_normalized(r, ddof=1) if s["norm_adv_by_std_in_grpo"] else group_centered(r),
+        lambda r, s: r / (1 + 1e-6) if s["norm_adv_by_std_in_grpo"] else r,
+    ),
+    "verl/rloo_vectorized": alone_or(lambda r, s: leave_one_out(r), lambda r, s: 0 * r),
+    "verl/gpg": gpg,
+    "tunix/grpo": of_groups(lambda r, s: group_normalized(r, ddof=1)),
+    "tunix/rloo": of_groups(lambda r, s: leave_one_out(r)),
+    "tunix/drgrpo": of_groups(lambda r, s: group_centered(r)),
+    "prime_rl/max_rl": alone_or(lambda r, s: max_rl(r), lambda r, s: 0 * r),
+    "verl_agent/gigpo": gigpo,
+}
 
 
-@KL_CASES
-def test_kl_estimates(case):
-    arrays, _ = load(case)
-    estimate, reference = ESTIMATES[case.split("/")[1]], arrays["ref_log_prob"]
-    log_prob, mask = jnp.asarray(arrays["log_prob"]), arrays["response_mask"]
-
-    @jax.jit
-    def compare(x):
-        return estimate(x, reference), jax.grad(lambda x: jnp.sum(estimate(x, reference) * mask))(x)
-
-    values, gradient = compare(log_prob)
-    assert_close(values, arrays["kl"])
-    assert_close(gradient, arrays["grad_of_masked_sum"], tolerance=1e-5)
+@of_kinds(ADVANTAGES)
+def test_advantages(kind):
+    for case, x, s in CASES[kind]:
+        result = ADVANTAGES[kind_of(case)](x, s)
+        assert_close(np.asarray(result), x["advantages"], 1e-5, case)
 
 
-COVERED = [ESTIMATOR_CASES, WHITENED_CASES, REMAX_CASES, GAE_CASES, LOSS_CASES, VALUE_CASES, KL_CASES]
+# --- masks, divergences and coefficients -----------------------------------------------------------------------------
+
+
+def adaptive_entropy(x, s):
+    n, coefficient, after, window = s["micro_batches_per_update"], s["entropy_coef"], [], []
+    entropy, mask = (np.moveaxis(x[name].T, 0, 0) for name in ("entropies", "response_mask"))
+    for k in range(len(mask)):
+        window.append(k)
+        if len(window) == n:
+            mean = (entropy[window] * mask[window]).sum() / mask[window].sum()
+            coefficient = o.adaptive_entropy_coefficient(
+                coefficient, mean, target=s["entropy_target"], step=s["entropy_coef_delta"],
+                low=s["entropy_coef_min"], high=s["entropy_coef_max"],
+            )  # fmt: skip
+            window = []
+        after.append(float(coefficient))
+    return after
+
+
+def k3_straight_through(x):
+    """The value of k3, cut at 10 as theirs, with the gradient of k2."""
+    value, slope = (estimate(x["log_prob"], x["ref_log_prob"]) for estimate in (o.k3, o.k2))
+    return slope + jax.lax.stop_gradient(jnp.clip(value, -10, 10) - slope)
+
+
+OTHERS = {
+    "trl/high_entropy_mask": ("keep", lambda x, s: o.high_entropy(
+        x["entropies"], x["response_mask"], fraction=s["top_entropy_quantile"])),
+    "trl/off_policy_mask": ("keep", lambda x, s: o.on_policy_sequences(
+        x["log_prob"], x["sampling_log_prob"], x["advantages"], x["response_mask"],
+        limit=s["off_policy_mask_threshold"])[0]),
+    "trl/vespo_weights": ("weight", lambda x, s: jnp.exp(o.vespo_log_weight(
+        x["log_ratio"], x["advantages"], x["response_mask"],
+        positive=(s["k_pos"], s["lambda_pos"]), negative=(s["k_neg"], s["lambda_neg"])))[0]),
+    "trl/adaptive_entropy": ("entropy_coef_after", adaptive_entropy),
+    "verl/kl_kl": ("kl", lambda x, s: o.k1(x["log_prob"], x["ref_log_prob"])),
+    "verl/kl_abs": ("kl", lambda x, s: o.abs_k1(x["log_prob"], x["ref_log_prob"])),
+    "verl/kl_mse": ("kl", lambda x, s: o.k2(x["log_prob"], x["ref_log_prob"])),
+    "verl/kl_low_var_kl": ("kl", lambda x, s: o.k3(x["log_prob"], x["ref_log_prob"])),
+    "verl/kl_k1+": ("kl", lambda x, s: o.k2_straight_through(x["log_prob"], x["ref_log_prob"])),
+    "verl/kl_k3+": ("kl", lambda x, s: k3_straight_through(x)),
+    "verl/kl_low_var_kl+": ("kl", lambda x, s: k3_straight_through(x)),
+}  # fmt: skip
+
+
+@of_kinds(OTHERS)
+def test_masks_divergences_and_coefficients(kind):
+    name, function = OTHERS[kind.partition("@")[0]]
+    for case, x, s in CASES[kind]:
+        # A coefficient is a number of the host.
+        compiled = (
+            (lambda x, s=s: function(x, s)) if name == "entropy_coef_after" else jax.jit(lambda x, s=s: function(x, s))
+        )
+        assert_close(np.asarray(compiled(x)), x[name], 2e-6 if name == "kl" else 1e-5, case)
+        if "grad_of_masked_sum" in x:
+            gradient = jax.jit(
+                jax.grad(lambda p, x=x, f=compiled: jnp.sum(f(x | {"log_prob": p}) * x["response_mask"]))
+            )
+            assert_close(gradient(x["log_prob"]), x["grad_of_masked_sum"], 1e-5, case)
