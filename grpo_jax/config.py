@@ -13,6 +13,7 @@ from grpo_jax.devices.execution_plan import ExecutionPlan, resolve_plan
 from grpo_jax.environments import Environment, make_environment, stack_frames
 from grpo_jax.environments.environment import with_standard_promotion
 from grpo_jax.environments.parameters import static_parameters
+from grpo_jax.environments.suites import SUITES
 from grpo_jax.errors import KnownFields
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.importing import is_custom
@@ -258,12 +259,37 @@ def behaviour_policy(config: Config, normalizer: Normalizer, hyperparams: Hyperp
 
 
 def kept_with(config: Config, key: tuple, make: Callable[[], Any]) -> Any:
-    """What `make` returned at the first call with this key, kept with the config as its environment and policy are.
+    """What `make` returned at the first call with this key and an equal config, of the last `MAX_KEPT` configs.
 
     The key includes JAX's settings that change what is traced although JAX would use an older trace.
     """
     key = key, jax.config.jax_debug_nans, jax.config.jax_default_prng_impl
-    kept = vars(config).setdefault("_kept", {})
+    kept = _kept(config if _is_fixed(config) else id(config))
+    kept.setdefault("config", config)  # alive, so that no other config has its id
     if key not in kept:
         kept[key] = make()
     return kept[key]
+
+
+MAX_KEPT = 32
+"""The most configs of which programs are kept."""
+
+
+@functools.lru_cache(maxsize=MAX_KEPT)
+def _kept(config: Config | int) -> dict[Any, Any]:
+    return {}
+
+
+def _is_fixed(config: Config) -> bool:
+    """Whether equal configs mean the same: nothing in it can change, as code behind an import path or an object can."""
+    try:
+        hash(config)
+    except TypeError:
+        return False
+    paths = [value for value in vars(config).values() if isinstance(value, str) and ":" in value]
+    return all(path.partition(":")[0] in SUITES for path in paths)
+
+
+def forget_programs() -> None:
+    """Frees all that `kept_with` keeps."""
+    _kept.cache_clear()

@@ -1,36 +1,25 @@
 """Checks of a `Config` when it is made: the error says what is wrong, why, and what to write instead.
 
-They compare fields and trace nothing. What needs a trace is in `training.checks`.
+They compare fields and trace nothing. What needs a trace is in `training.checks`. `config` is a `Config` everywhere,
+whose module imports this one.
 """
-
-from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
 from grpo_jax.devices.execution_plan import resolve_plan
 from grpo_jax.environments.spaces import Discrete
-from grpo_jax.errors import ConfigError, as_count, nearest
-from grpo_jax.importing import is_custom
+from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.policies.transformer import DTYPES
-
-if TYPE_CHECKING:
-    from grpo_jax.config import Config
 
 MAX_SAMPLES = 2**26
 """Samples of a batch. With more, fewer than five random bits would be left beside the index: see `shuffled_order`."""
 
 MAX_STEPS = 2**30
 """The most environment steps of an iteration, so that int32 holds two iterations' (see `types.StepCount`)."""
-
-NAMES = {
-    "optimizer": ("adam", "adamw", "sgd", "rmsprop", "muon"),
-    "schedule": ("constant", "linear", "cosine", "adaptive_kl"),
-}
-"""The values of these fields that are names; others are import paths or functions."""
 
 _COUNTS = (
     *("num_envs", "group_size", "num_steps", "starts_per_rollout", "regroup_every", "num_kept_groups", "frame_stack"),
@@ -41,7 +30,7 @@ Rules = Iterator[tuple[Any, str]]
 """Pairs of a condition that no config may meet and the message of the error; later ones rely on earlier ones."""
 
 
-def check_counts(config: Config) -> None:
+def check_counts(config: Any) -> None:
     """Makes counts Python integers, before anything is computed from them; None stands for a field left out."""
     for field in _COUNTS:
         value = getattr(config, field)
@@ -51,7 +40,7 @@ def check_counts(config: Config) -> None:
             object.__setattr__(config, field, as_count(field, value))
 
 
-def check_switches(config: Config) -> None:
+def check_switches(config: Any) -> None:
     """Raises ConfigError for a switch that is neither True nor False."""
     for name, field in type(config).__dataclass_fields__.items():
         if isinstance(field.default, bool) and not isinstance(getattr(config, name), bool):
@@ -74,17 +63,9 @@ def check_extras(extras: Any) -> None:
         raise ConfigError(f"extras={extras!r} must be a tuple of names, such as ('discount',)")
 
 
-def check_name(field: str, value: Any) -> None:
-    """Raises ConfigError for a name that none of the library's optimisers or schedules has."""
-    if not is_custom(value) and value not in NAMES[field]:
-        raise ConfigError(f"unknown {field} {value!r}: {nearest(value, NAMES[field])}")
-
-
-def check_config(config: Config) -> None:
+def check_config(config: Any) -> None:
     """Raises ConfigError for fields that contradict each other, after those that were left out have their values."""
     check_function("action_distribution", config.action_distribution)
-    for field in NAMES:
-        check_name(field, getattr(config, field))
     resolve_plan(config.execution_plan)
     rules = _environment, _sizes, _transformer, _minibatches, _groups, _algorithm, _branches
     for is_broken, message in itertools.chain.from_iterable(rule(config) for rule in rules):
@@ -92,7 +73,7 @@ def check_config(config: Config) -> None:
             raise ConfigError(message)
 
 
-def _environment(config: Config) -> Rules:
+def _environment(config: Any) -> Rules:
     """The environment's `outcome` and `forced_action`, if it has them, against the algorithm."""
     env, start = config.env, config.algorithm.start
     yield (
@@ -107,7 +88,7 @@ def _environment(config: Config) -> Rules:
     )
 
 
-def _sizes(config: Config) -> Rules:
+def _sizes(config: Any) -> Rules:
     """The sizes of an iteration and of its groups."""
     yield config.moments_dtype not in DTYPES, f"moments_dtype={config.moments_dtype!r}; use one of {', '.join(DTYPES)}"
     branches = f", {config.branch_steps} of them in branches that value states" if config.branch_steps else ""
@@ -125,7 +106,7 @@ def _sizes(config: Config) -> Rules:
     )
 
 
-def _transformer(config: Config) -> Rules:
+def _transformer(config: Any) -> Rules:
     """What only a transformer may have, and what it needs."""
     env, from_reset, is_transformer = config.env, config.algorithm.start.from_reset, config.is_transformer
     observed = [f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(env.observation)]
@@ -154,7 +135,7 @@ def _transformer(config: Config) -> Rules:
     )
 
 
-def _minibatches(config: Config) -> Rules:
+def _minibatches(config: Any) -> Rules:
     """How the samples of an iteration are divided."""
     members, sequences = config.members_per_carry, config.keeps_sequences
     num_samples = config.num_training_steps // ((config.window_steps if sequences else 1) * members)
@@ -200,7 +181,7 @@ def _minibatches(config: Config) -> Rules:
     )
 
 
-def _groups(config: Config) -> Rules:
+def _groups(config: Any) -> Rules:
     """The fields about groups against how the groups start."""
     start, env, num_steps, kept = config.algorithm.start, config.env, config.num_steps, config.num_kept_groups
     yield (
@@ -244,7 +225,7 @@ def _groups(config: Config) -> Rules:
     )
 
 
-def _algorithm(config: Config) -> Rules:
+def _algorithm(config: Any) -> Rules:
     """The switches of the algorithm against each other and against the groups."""
     algorithm, size = config.algorithm, config.group_size
     yield (
@@ -271,7 +252,7 @@ def _algorithm(config: Config) -> Rules:
     )
 
 
-def _branches(config: Config) -> Rules:
+def _branches(config: Any) -> Rules:
     """Branches can be played to the end of their episodes, and nothing else values the same states."""
     algorithm, number = config.algorithm, config.algorithm.num_branches
     if not number:

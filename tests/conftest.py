@@ -11,6 +11,7 @@ from compilation import CHEAP_XLA_FLAGS, USERS, soon_orthogonal
 
 from experiments.compiled_programs import choose_backend
 from grpo_jax import Config, Hyperparams, TrainState, make_init, make_train_step
+from grpo_jax.config import forget_programs
 from grpo_jax.policies import MLP, dense
 
 ORTHOGONAL = dense.orthogonal
@@ -91,18 +92,10 @@ def small(request):
     return request.getfixturevalue(request.param)
 
 
-@pytest.fixture(scope="module")
-def shared_traces():
-    """Equal configs share what is traced and compiled for them. Not for tests that patch what is traced."""
-    kept, check = {}, Config.__post_init__
-
-    def check_and_share(config):
-        check(config)
-        vars(config)["_kept"] = kept.setdefault(config, {})
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Config, "__post_init__", check_and_share)
-        yield
+@pytest.fixture(scope="module", autouse=True)
+def own_programs():
+    """Equal configs of a file share what is traced and compiled for them, as in a process; not those of other files."""
+    forget_programs()
 
 
 @pytest.fixture(autouse=True)

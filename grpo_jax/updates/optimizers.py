@@ -10,8 +10,7 @@ import numpy as np
 import optax
 import optax.contrib
 
-from grpo_jax.config_checks import check_name
-from grpo_jax.errors import ConfigError, are_alike, describe_arrays, describe_function, first_line
+from grpo_jax.errors import ConfigError, are_alike, describe_arrays, describe_function, first_line, nearest
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.importing import import_custom, is_custom
 from grpo_jax.types import PyTree, by_path
@@ -81,11 +80,12 @@ def make_optimizer(
         read, or a function gives something else. In `init`, if the critic has a rate, but the parameters have no such
         key. In `init` and `update` of a custom one, if it fails or changes structures, shapes or dtypes.
     """
-    check_name("optimizer", optimizer)
     if is_custom(optimizer):
         make = functools.partial(
             _make_custom, import_custom(optimizer, "optimizer"), describe_function("optimizer", optimizer)
         )
+    elif optimizer not in OPTIMIZERS:
+        raise ConfigError(f"unknown optimizer {optimizer!r}: {nearest(optimizer, OPTIMIZERS)}")
     else:
         _check_reads(optimizer, hyperparams)
         make = OPTIMIZERS[optimizer]

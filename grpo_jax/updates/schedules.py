@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax.config_checks import check_name
-from grpo_jax.errors import ConfigError, describe_function, first_line
+from grpo_jax.errors import ConfigError, describe_function, first_line, nearest
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.importing import import_custom
 from grpo_jax.types import Metrics
@@ -45,9 +44,10 @@ def find_schedule(schedule: str | Callable) -> Callable:
     Raises:
       ConfigError: for an unknown name, or a value that is neither a name nor a function.
     """
-    check_name("schedule", schedule)
     found = import_custom(schedule, "schedule")
-    found = DECAYS.get(found, found) if isinstance(found, str) else found
+    if isinstance(found, str) and found not in DECAYS:
+        raise ConfigError(f"unknown schedule {found!r}: {nearest(found, DECAYS)}")
+    found = DECAYS[found] if isinstance(found, str) else found
     if callable(found):
         return found
     raise ConfigError(f"schedule={found!r} is not a function of progress; use one, or {', '.join(map(repr, DECAYS))}")

@@ -24,7 +24,6 @@ from grpo_jax.recording.run_folder import describe_run
 from grpo_jax.runs.progress import Chunk, initial_progress
 from grpo_jax.runs.run_spec import RunSpec
 
-shared = pytest.mark.usefixtures("shared_traces")
 TINY = (
     *("--environment", "Catch-bsuite", "--algorithm", "ppo", "--num-envs", "4", "--num-steps", "8"),
     *("--num-minibatches", "2", "--num-epochs", "1", "--hidden-sizes", "4", "--total-steps", "64"),
@@ -198,7 +197,6 @@ DIFFERENT = {
 }
 
 
-@shared
 @pytest.mark.parametrize("flags, message", DIFFERENT.values(), ids=DIFFERENT)
 def test_resume_of_another_run(flags, message, saved_run, capsys):
     before = contents(saved_run)
@@ -259,7 +257,6 @@ def save_and_fail(callback):
     raise MemoryError("not enough memory: 1")
 
 
-@shared
 @pytest.mark.parametrize("what, fails, message", FAILURES.values(), ids=FAILURES)
 def test_a_failed_start_leaves_no_claimed_folder(what, fails, message, tmp_path, capsys, monkeypatch):
     (tmp_path / "there").mkdir()
@@ -280,7 +277,6 @@ def test_a_start_that_fails_in_a_library_leaves_no_claimed_folder(tmp_path, monk
         assert list(tmp_path.iterdir()) == []
 
 
-@shared
 def test_a_failed_start_keeps_what_was_saved_before(saved_run, capsys, monkeypatch):
     before = contents(saved_run)
     monkeypatch.setattr("grpo_jax.sweeps.study.record", failing(MemoryError("not enough")))
@@ -296,7 +292,6 @@ def test_an_address_without_a_port():
             join_processes(["--coordinator", address, "--num-processes", "2", "--process-id", "0"])
 
 
-@shared
 def test_a_disk_that_is_full(tmp_path, capsys, monkeypatch):
     chunk = Chunk(
         dict.fromkeys(["environment/steps", "episode/return_mean", "episode/count"], np.full((2, 1), 32.0)),

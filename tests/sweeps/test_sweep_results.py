@@ -22,7 +22,6 @@ from grpo_jax.sweeps.pictures import plot_axes
 from grpo_jax.sweeps.result import swept
 from grpo_jax.sweeps.runs import Run, run_keys
 
-pytestmark = pytest.mark.usefixtures("shared_traces")
 FLAGS = ["--environment", "Catch-bsuite", "--algorithm", "ppo", "--num-envs", "4", "--num-steps", "16"]
 FLAGS += ["--num-minibatches", "2", "--hidden-sizes", "8", "--total-steps", "200"]
 BASE = parse(RunFlags, FLAGS)
