@@ -4,10 +4,8 @@ import collections
 import contextlib
 import fcntl
 import os
-import select
 import shutil
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,14 +14,15 @@ from typing import NamedTuple, TextIO
 from grpo_jax.recording.metrics_file import METRICS_FILE, read_lines
 
 SUMMARY_FILE = "summary.json"
+SIGNALS = signal.SIGTERM, signal.SIGINT
 # What runs and commands write before the first iteration, and can write again; a warm start is not among it.
-_BEGUN = {".lock", METRICS_FILE, "checkpoints", "policies", "programs", "tensorboard", "wandb"}
-_BEGUN |= {"accuracy.json", "held_out.json", "samples.jsonl"}
+_BEGUN = [".lock", METRICS_FILE, "checkpoints", "policies", "programs", "tensorboard", "wandb"]
+_BEGUN += ["accuracy.json", "held_out.json", "samples.jsonl"]
 
 
 class _Lock(NamedTuple):
     file: TextIO  # held until the process ends
-    made: list[Path]  # the folders that did not exist before, the outermost first
+    made: list[Path]  # the folders that did not exist before, the innermost first
     before: set[Path]  # what the folder contained
 
 
@@ -34,52 +33,34 @@ def lock_run_folder(path: Path, *, resume: bool = False) -> None:
     """Creates a folder for results, and locks it until the process ends; several runs of the process may share it.
 
     Raises:
-      FileExistsError: the folder contains results and `resume` is False, another process writes to it, or `path` is a
-        file. Nothing was written.
-      OSError: the folder cannot be written to.
+      FileExistsError: the folder contains results and `resume` is False, or another process writes to it.
+      OSError: the folder cannot be made or written to.
     """
-    try:
-        path = Path(os.path.realpath(path))
-        _check_usable(path, resume)
-        if path not in _locks:
-            made = [folder for folder in (*reversed(path.parents), path) if not folder.exists()]
-            _locks[path] = _Lock(_lock(path), made, {*path.iterdir()} - {path / ".lock"})
-    except FileExistsError:
-        raise
-    except OSError as error:
-        reason = error.strerror or error
-        raise OSError(f"{path} cannot be written to: {reason}. Choose another folder (--out).") from error
-
-
-def _check_usable(path: Path, resume: bool) -> None:
-    advice = "Nothing was written. Choose another folder (--out), or move the old one away"
-    for part in (path, *path.parents):
-        if os.path.lexists(part) and not part.is_dir():
-            raise FileExistsError(f"{part} is a file or a broken link, so it cannot be the folder of a run. {advice}.")
+    path = Path(os.path.realpath(path))
     for name in () if resume else (SUMMARY_FILE, METRICS_FILE):
-        if (path / name).exists():
+        if os.path.exists(path / name):
             more = "; or go on with it (resume=True, --resume)" if (path / "checkpoints").is_dir() else ""
-            raise FileExistsError(f"{path} already holds a run ({name}). {advice}{more}.")
-    for part in (path, *path.glob("*/"), *path.glob("*/*/")):
-        if part.is_dir() and not os.access(part, os.W_OK | os.X_OK):
-            raise OSError(f"{part} is read-only")
-
-
-def _lock(path: Path) -> TextIO:
-    while True:
-        path.mkdir(parents=True, exist_ok=True)
-        file = (path / ".lock").open("a")
+            raise FileExistsError(
+                f"{path} already holds a run ({name}). Nothing was written. Choose another folder (--out), or move the "
+                f"old one away{more}."
+            )
+    if path not in _locks:
+        made = [folder for folder in (path, *path.parents) if not os.path.lexists(folder)]
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            before = {*path.iterdir()} - {path / ".lock"}
+            file = (path / ".lock").open("a")
+        except OSError as error:
+            is_file = isinstance(error, FileExistsError | NotADirectoryError)
+            reason = "a part of it is a file or a broken link" if is_file else error.strerror
+            raise OSError(f"{path} cannot be written to: {reason}. Choose another folder (--out).") from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            file.close()
             raise FileExistsError(f"another process is writing to {path}. Wait for it, or end it first.") from None
-        except OSError:  # a file system without locks
-            return file
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(file.fileno()), (path / ".lock").stat()):
-                return file
-        file.close()  # a process whose start failed has removed it
+        except OSError:
+            pass  # a file system without locks
+        _locks[path] = _Lock(file, made, before)
 
 
 @contextlib.contextmanager
@@ -94,16 +75,16 @@ def clean_up_on_error(directory: Path = Path("/")) -> Iterator[None]:
         raise
     except BaseException:
         for path in sorted((path for path in _locks if path.is_relative_to(os.path.realpath(directory))), reverse=True):
-            lock = _locks[path]
-            new = {*path.iterdir()} - lock.before
-            metrics = path / METRICS_FILE, *(part / METRICS_FILE for part in new)
-            if not any(file.is_file() and file.stat().st_size for file in metrics):
-                for part in (part for part in new if part.name in _BEGUN):
-                    shutil.rmtree(part, ignore_errors=True) if part.is_dir() else part.unlink(missing_ok=True)
-                for folder in reversed(lock.made):
-                    with contextlib.suppress(OSError):  # it is not empty
-                        folder.rmdir()
-                _locks.pop(path).file.close()
+            metrics = path / METRICS_FILE, path / "programs" / METRICS_FILE
+            if any(file.is_file() and file.stat().st_size for file in metrics):
+                continue
+            lock = _locks.pop(path)
+            for part in {path / name for name in _BEGUN} - lock.before:
+                shutil.rmtree(part, ignore_errors=True) if part.is_dir() else part.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # it is not empty
+                for folder in lock.made:
+                    folder.rmdir()
+            lock.file.close()
         raise
 
 
@@ -120,9 +101,6 @@ def describe_locked() -> str:
     return "; ".join(lines)
 
 
-SIGNALS = signal.SIGTERM, signal.SIGINT
-
-
 class StopSignal(SystemExit):
     """A signal ended a run between two chunks, and all of it is saved. Exits with the code that shells expect.
 
@@ -137,40 +115,11 @@ class StopSignal(SystemExit):
 
 
 @contextlib.contextmanager
-def _answered() -> Iterator[None]:
-    """Answers signals from a thread, since Python's handlers wait until a compiled program has ended.
-
-    A second SIGINT ends the process after five seconds, if Python has not been interrupted by then: not in a notebook.
-    """
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-
-    def answer():
-        if (number := os.read(reader, 1)) and number[0] in SIGNALS:
-            name = signal.Signals(number[0]).name
-            os.write(2, f"\n{name}: stopping after this chunk of iterations; press Ctrl-C again to stop now\n".encode())
-        if os.read(reader, 1) and not select.select([reader], [], [], 5)[0] and "ipykernel" not in sys.modules:
-            os._exit(128 + signal.SIGINT)
-
-    thread = threading.Thread(target=answer, daemon=True)
-    thread.start()
-    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    try:
-        yield
-    finally:
-        signal.set_wakeup_fd(before)
-        os.close(writer)  # which ends the thread
-        thread.join()
-        os.close(reader)
-
-
-@contextlib.contextmanager
 def deferred_signals() -> Iterator[list[int]]:
     """Defers SIGTERM and SIGINT (Ctrl-C) to the end of the block; yields the list of those received so far.
 
-    The first one is answered with a line at once, also while a compiled program runs; a second SIGINT interrupts
-    Python. If an exception ends the block, the deferred signals are dropped. Only the main thread receives signals: in
-    another one, nothing is deferred.
+    A second SIGINT interrupts. Python notices signals once a compiled program has ended. If an exception ends the
+    block, the deferred signals are dropped. Only the main thread receives signals: in another one, nothing is deferred.
     """
     received: list[int] = []
 
@@ -182,12 +131,11 @@ def deferred_signals() -> Iterator[list[int]]:
     if threading.current_thread() is not threading.main_thread():
         yield received
         return
-    with _answered():
-        handlers = {number: signal.signal(number, handle) for number in SIGNALS}
-        try:
-            yield received
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler or signal.SIG_DFL)
+    handlers = {number: signal.signal(number, handle) for number in SIGNALS}
+    try:
+        yield received
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler or signal.SIG_DFL)
     if received:
         signal.raise_signal(received[0])

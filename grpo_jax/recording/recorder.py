@@ -81,8 +81,8 @@ def recorded_run(
 
     A run that is interrupted and then resumed on the same devices ends bitwise as one without the interruption, if a
     callback depends only on the progress and the chunk. Unless `checkpoint_every` is 0, SIGTERM and Ctrl-C end the
-    process after the current chunk of iterations, which is saved; a second Ctrl-C ends it at once. All processes of a
-    run on several hosts make the same call; process 0 writes and prints.
+    process after the current chunk of iterations, which is saved. All processes of a run on several hosts make the same
+    call; process 0 writes and prints.
 
     Args:
       config, hyperparams, keys, env_params: see `run`.
