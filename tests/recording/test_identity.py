@@ -83,7 +83,6 @@ def with_state(state):
         (*(functools.partial(scaled, scale=scale) for scale in (1.0, 2.0)), "options.scale is 2.0"),
         (*(with_state(jnp.full(3, fill)) for fill in (0, 1)), r"closure.state is 'int32\[3\]"),
         (*(with_state(jax.random.key(seed)) for seed in (0, 1)), "closure.state"),
-        (*(with_state("a" * 1999 + end) for end in "ab"), "closure.state is '2002 characters"),
         (*(with_state(number) for number in (math.nan, 2.0)), "closure.state"),
         (Paying(1.0), Paying(-1.0), "sign is -1.0 here, and 1.0 in"),
         (Network(1.0), Network(2.0), "scale is 2.0"),
@@ -97,19 +96,21 @@ def test_what_differs_is_refused_by_its_name(one, other, field):
 
 
 @pytest.mark.parametrize(
-    "text, other, field",
+    "text, field",
     [
-        ("def f(x):\n    return [y * 2 for y in x]", "def f(x):\n    return [y * 3 for y in x]", "field"),
-        ("f = lambda x: x", "f = lambda x: x * 2", "field"),
-        ("def f(x, scale=1.0):\n    return x", "def f(x, scale=2.0):\n    return x", "field"),
-        ("import jax\nf = jax.jit(lambda x: x)", "import jax\nf = jax.jit(lambda x: -x)", "field"),
-        ("class Env:\n    sign = 1\nf = Env()", "class Env:\n    sign = 2\nf = Env()", "field.class"),
-        (*(f"class A:\n    sign = {i}\nclass Env(A):\n    pass\nf = Env()" for i in (1, 2)), "field.class"),
+        ("def f(x):\n    return [y * {} for y in x]", "field"),
+        ("f = lambda x: x * {}", "field"),
+        ("def f(x, scale={}):\n    return x", "field"),
+        ("import jax\nf = jax.jit(lambda x: x * {})", "field"),
+        ("class Env:\n    sign = {}\nf = Env()", "field.class"),
+        ("class A:\n    sign = {}\nclass Env(A):\n    pass\nf = Env()", "field.class"),
     ],
 )
-def test_another_source_is_refused(text, other, field, source):
-    one, other = as_read(source(text)), as_read(source(other))
-    assert check_same(one, one) == [] and one == as_read(source(f"# changed\n\n{text.replace(' = ', '  =  ')}"))
+def test_another_source_is_refused(text, field, source):
+    one, other = (as_read(source(text.format(number))) for number in (2, 3))
+    assert check_same(one, one) == [] and one == as_read(
+        source(f"# changed\n\n{text.format(2).replace(' = ', '  =  ')}")
+    )
     with pytest.raises(ConfigError, match=f"^{field} has another source here than in the checkpoints"):
         check_same(one, other, "field")
 
