@@ -3,16 +3,15 @@
 A folder may come from anyone, so nothing that it names is imported: SECURITY.md.
 """
 
-import contextlib
 import dataclasses
 import json
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from grpo_jax.algorithms import ALGORITHMS, Algorithm, by_name, name_of
+from grpo_jax.algorithms import ALGORITHMS, GRPO, Algorithm, by_name, name_of
 from grpo_jax.config import Config
 from grpo_jax.devices.execution_plan import ExecutionPlan
 from grpo_jax.environments.suites import SUITES
@@ -59,13 +58,21 @@ def from_json(
     Raises:
       ConfigError: for an unknown field, a value of the wrong type, or an import path that is refused.
     """
-    for name in fields:
-        if name not in kinds:
-            raise ConfigError(f"{path}: {name!r} is no field of {what}: {nearest(name, kinds)}")
-    return {name: _value_from_json(path, name, value, kinds[name], trust) for name, value in fields.items()}
+    found = {}
+    for name, value in fields.items():
+        try:
+            if name not in kinds:
+                raise ConfigError(f"{name!r} is no field of {what}: {nearest(name, kinds)}")
+            found[name] = _value_from_json(name, value, kinds[name], trust)
+        except ConfigError as error:
+            where = path if str(error).startswith((name, repr(name))) else f"{path}: {name}"
+            raise ConfigError(f"{where}: {error}") from error
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+            raise ConfigError(f"{path}: {name} is not as it was written ({error!r}); correct it") from error
+    return found
 
 
-def _value_from_json(path: Path | str, name: str, value: Any, kind: Any, trust: bool) -> Any:
+def _value_from_json(name: str, value: Any, kind: Any, trust: bool) -> Any:
     kinds = get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     expected = get_origin(kinds[0]) or kinds[0]  # for a union, the first type is the JSON type
     if value is None and types.NoneType in kinds:
@@ -73,35 +80,36 @@ def _value_from_json(path: Path | str, name: str, value: Any, kind: Any, trust: 
     if expected is float and value in INFINITIES:
         return float(value)
     if type(value) is dict:
-        with _errors_of(path, name):
-            match name:
-                case "network":
-                    network = NETWORKS[value["name"]]
-                    sizes = {field: part for field, part in value.items() if field != "name"}
-                    return network(**from_json(name, sizes, get_type_hints(network), network.__name__))
-                case "execution_plan":
-                    return ExecutionPlan(**from_json(name, value, get_type_hints(ExecutionPlan), "ExecutionPlan"))
-                case "algorithm":
-                    return _algorithm_from_json(value, trust)
-                case "env_params":
-                    return {parameter: as_numbers(each) for parameter, each in value.items()}
+        match name:
+            case "network":
+                network = NETWORKS[value["name"]]
+                sizes = {field: part for field, part in value.items() if field != "name"}
+                return network(**from_json(name, sizes, get_type_hints(network), network.__name__))
+            case "execution_plan":
+                return ExecutionPlan(**from_json(name, value, get_type_hints(ExecutionPlan), "ExecutionPlan"))
+            case "algorithm":
+                slots = {slot: _slot_from_json(slot, part, trust) for slot, part in value.items() if slot != "name"}
+                return by_name(value["name"])._replace(**slots)
+            case "env_params":
+                return {parameter: as_numbers(each) for parameter, each in value.items()}
     if not fits(value, kinds[0]):
-        raise ConfigError(f"{path}: {name}={json.dumps(value)[:80]} must be {describe_kind(kinds[0])}; or leave it out")
+        raise ConfigError(f"{name}={json.dumps(value)[:80]} must be {describe_kind(kinds[0])}; or leave it out")
     if len(kinds) > 1 and expected is str and not trust:
-        with _errors_of(path, name):
-            check_trusted(value, name)  # the config itself imports it
+        check_trusted(value, name)  # the config itself imports it
     return expected(value) if expected in (float, tuple) else value
 
 
-@contextlib.contextmanager
-def _errors_of(path: Path | str, name: str) -> Iterator[None]:
-    try:
-        yield
-    except ConfigError as error:
-        where = path if str(error).startswith(name) else f"{path}: {name}"
-        raise ConfigError(f"{where}: {error}") from error
-    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-        raise ConfigError(f"{path}: {name} is not as it was written ({error!r}); correct it") from error
+def _slot_from_json(slot: str, value: Any, trust: bool) -> Any:
+    if isinstance(value, list):
+        return tuple(_slot_from_json(slot, part, trust) for part in value)
+    if isinstance(value, dict):
+        return getattr(by_name(value["of"]), slot)
+    if not isinstance(value, str):
+        return value
+    known = formulas().get(value)
+    if known is None and not trust:
+        check_trusted(f":{value}", "algorithm")
+    return import_object(value, "algorithm") if known is None else known
 
 
 def as_fields(config: Config, hyperparams: Hyperparams) -> dict[str, Any]:
@@ -113,9 +121,9 @@ def as_fields(config: Config, hyperparams: Hyperparams) -> dict[str, Any]:
 def config_fields(config: Config) -> tuple[dict[str, Any], list[str]]:
     """The fields of a config in JSON's types, without None, and the names of the fields that JSON cannot express.
 
-    A network is an object with its name and sizes; an algorithm a name, or the nearest one's with the slots that
-    differ. Functions of the user are import paths; a function without one, such as a lambda, and an object of the user
-    cannot be expressed.
+    A network is an object with its name and sizes; an algorithm a name, or the slots that differ from GRPO's. Functions
+    of the user are import paths; a function without one, such as a lambda, and an object of the user cannot be
+    expressed.
     """
     found, missing = {}, []
     for field in Config.__dataclass_fields__:
@@ -130,7 +138,10 @@ def config_fields(config: Config) -> tuple[dict[str, Any], list[str]]:
 def _as_json(value: Any) -> Any:
     """The value of a field in JSON's types; TypeError if it has no such form."""
     if isinstance(value, Algorithm):
-        return _algorithm_as_json(value)
+        if (name := name_of(value)) != "custom":
+            return name
+        slots = {slot: part for slot, part in value._asdict().items() if part != getattr(GRPO, slot)}
+        return {"name": "grpo"} | {slot: _slot_as_json(slot, part) for slot, part in slots.items()}
     if type(value) in NETWORKS.values():
         return plain({"name": network_name(value), **vars(value)})
     if isinstance(value, ExecutionPlan):
@@ -142,19 +153,6 @@ def _as_json(value: Any) -> Any:
     return path
 
 
-def _algorithm_as_json(algorithm: Algorithm) -> str | dict[str, Any]:
-    """Its name, or that of the nearest one and the slots that differ, each as `_slot_as_json` gives it."""
-    if (name := name_of(algorithm)) != "custom":
-        return name
-
-    def changed(name):
-        known = ALGORITHMS[name]
-        return {slot: value for slot, value in algorithm._asdict().items() if value != getattr(known, slot)}
-
-    nearest_one = min(ALGORITHMS, key=lambda name: len(changed(name)))
-    return {"name": nearest_one} | {slot: _slot_as_json(slot, value) for slot, value in changed(nearest_one).items()}
-
-
 def _slot_as_json(slot: str, value: Any) -> Any:
     """A slot: a number, an import path, a list of those, or {"of": "dapo"}, as that algorithm has it."""
     if value is None or isinstance(value, bool | int | float):
@@ -163,24 +161,6 @@ def _slot_as_json(slot: str, value: Any) -> Any:
         if value == getattr(known, slot):
             return {"of": name}
     return [_slot_as_json(slot, part) for part in value] if type(value) is tuple else _as_json(value)
-
-
-def _algorithm_from_json(value: Mapping[str, Any], trust: bool) -> Algorithm:
-    slots = {slot: _slot_from_json(slot, part, trust) for slot, part in value.items() if slot != "name"}
-    return by_name(value["name"])._replace(**slots)
-
-
-def _slot_from_json(slot: str, value: Any, trust: bool) -> Any:
-    if isinstance(value, list):
-        return tuple(_slot_from_json(slot, part, trust) for part in value)
-    if isinstance(value, dict):
-        return getattr(by_name(value["of"]), slot)
-    if not isinstance(value, str):
-        return value
-    known = formulas().get(value)
-    if known is None and not trust:
-        check_trusted(f":{value}", "algorithm")
-    return import_object(value, "algorithm") if known is None else known
 
 
 def formulas() -> dict[str, Any]:
