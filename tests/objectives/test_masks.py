@@ -72,12 +72,10 @@ def test_a_token_has_the_ratio_of_its_sequence_and_its_own_gradient(slots):
     np.testing.assert_allclose(slots["k2_to_behaviour"], KL_COEF * log_ratio**2 / 2, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "slot, field",
-    [("sequence_token_ratio", "whole_sequences"), ("vespo_ratio", "whole_sequences")]
-    + [("keep_high_entropy", "whole_minibatches"), ("keep_on_policy_sequences", "whole_sequences")],
-)
-def test_what_compares_samples_needs_them_together(slot, field):
+def test_what_compares_samples_needs_them_together():
     split = SimpleNamespace(whole_sequences=False, whole_minibatches=False)
-    with pytest.raises(ValueError, match=f"{slot} compares .* set {field}=True in the algorithm"):
-        getattr(objectives, slot)(None, split, Hyperparams())
+    needs = {"sequence_token_ratio": "whole_sequences", "vespo_ratio": "whole_sequences"}
+    needs |= {"keep_high_entropy": "whole_minibatches", "keep_on_policy_sequences": "whole_sequences"}
+    for slot, field in needs.items():
+        with pytest.raises(ValueError, match=f"{slot} compares .* set {field}=True in the algorithm"):
+            getattr(objectives, slot)(None, split, Hyperparams())

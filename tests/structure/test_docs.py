@@ -3,44 +3,67 @@
 import pkgutil
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import grpo_jax
-from grpo_jax import Algorithm, Config, Hyperparams, make_init, make_train_step, objectives
+from grpo_jax import Config, Hyperparams, make_init, make_train_step, objectives
 from grpo_jax.algorithms import ALGORITHMS
-from grpo_jax.environments.suites import SUITES
-from grpo_jax.environments.tokens import TASKS
 from grpo_jax.language.rewards import call_rewards, sums
-from grpo_jax.recording import Recording
 from grpo_jax.runs.evaluations import GREEDY, SAMPLED
-from grpo_jax.updates.optimizers import OPTIMIZERS
-from grpo_jax.updates.schedules import DECAYS
+from grpo_jax.training.checks import check_run, try_on_shapes
 from grpo_jax_cli import COMMANDS
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in sorted((REPOSITORY / "docs").glob("*.md"))}
-ENVIRONMENTS, TOKENS, LONG_RUNS = PAGES["environments.md"], PAGES["tokens.md"], PAGES["long_runs.md"]
+README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 
 
-def blocks(page):
+def blocks(text):
     """The code that runs as printed; blocks marked `python no-run` do not."""
-    return re.findall(r"```python\n(.*?)```", PAGES[page], flags=re.DOTALL)
+    return re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
 
 
 def run_page(page, module="__main__", last=None):
     """The names that the blocks of a page define, one after the other, up to the number `last`."""
     names = {"__name__": module}
-    for block in blocks(page)[:last]:
+    for block in blocks(PAGES[page])[:last]:
         exec(compile(block, page, "exec"), names)
     return names
+
+
+def test_the_first_block_of_the_readme_asks_for_a_run_that_there_is(monkeypatch, capsys):
+    """All but the training: names, fields, rows, and a train step on shapes with the metric that is printed."""
+
+    def run_on_shapes(config, hyperparams, keys):
+        check_run(config, hyperparams)
+        metrics = try_on_shapes(config, hyperparams)
+        return SimpleNamespace(metrics={name: np.zeros((1, len(keys))) for name in metrics})
+
+    monkeypatch.setattr(grpo_jax, "run", run_on_shapes)
+    exec(compile(blocks(README)[0], "README.md", "exec"), {})
+    assert capsys.readouterr().out == "[0. 0. 0. 0.]\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", blocks(README))
+def test_blocks_of_the_readme_run(block, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    # One train step of short episodes tells as much as many of long ones.
+    for number, smaller in {"80_000": "4_096", "200_000": "3_000", "num_seeds=8": "num_seeds=1"}.items():
+        block = block.replace(number, smaller)
+    block = block.replace('algorithm="grpo"', 'algorithm="grpo", env_params={"max_steps_in_episode": 20}')
+    exec(compile(block, "README.md", "exec"), {})
 
 
 CHECKS = {
     "accelerators.md": ["config.plan.steps_per_loop == 8"],
     "groups.md": [],
+    "host_environments.md": ["config.num_steps == 20"],
     "language_models.md": [
         "score(rewards, {'prompts': prompts.contents, 'completions': ['5', ' 9'], 'completion_ids': [[0], [0, 0]]}"
         " | prompts.fields).tolist() == [[1, jnp.float32(-0.01)], [0, jnp.float32(-0.02)]]"
@@ -73,11 +96,6 @@ def test_a_page_runs_as_printed(page, tmp_path, monkeypatch):
         assert eval(check, names), check
 
 
-def test_an_environment_on_the_host_is_configured_as_printed():
-    pytest.importorskip("gymnasium")
-    assert run_page("host_environments.md")["config"].num_steps == 20
-
-
 @pytest.mark.slow
 def test_the_recorded_run_goes_on(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -88,17 +106,9 @@ def test_the_recorded_run_goes_on(tmp_path, monkeypatch):
     assert evaluated.evaluations.sampled.shape == (len(evaluated.evaluations.steps), 2)
 
 
-def test_lists_on_pages_are_whole():
-    slots, _, _ = PAGES["algorithms.md"].partition("## The published algorithms")
+def test_every_algorithm_is_in_the_table():
     published = PAGES["algorithms.md"].partition("## The published algorithms")[2]
     assert set(re.findall(r"^\| `(\w+)` \|", published, flags=re.MULTILINE)) == ALGORITHMS.keys()
-    flags = {name for name, default in Algorithm._field_defaults.items() if default is False}
-    assert set(re.findall(r"^\| `(\w+)` \|", slots, flags=re.MULTILINE)) == set(Algorithm._fields) - flags
-    optimizers = set(re.findall(r'^\| `"(\w+)"`', PAGES["optimizers.md"], flags=re.MULTILINE))
-    assert optimizers == {*OPTIMIZERS, *DECAYS}
-    assert all(f"`{suite}:" in ENVIRONMENTS for suite in SUITES) and all(f"`tokens:{kind}-" in TOKENS for kind in TASKS)
-    fields = *Recording.__dataclass_fields__, "evaluate_every", "evaluation_episodes", "stop_at_return"
-    assert all(f"--{field.replace('_', '-')}" in LONG_RUNS for field in fields)
 
 
 def test_the_metrics_of_a_run_are_those_described():
@@ -111,7 +121,7 @@ def test_the_metrics_of_a_run_are_those_described():
         config = Config(algorithm=algorithm, num_envs=8, num_minibatches=2)
         state = jax.eval_shape(make_init(config), jax.random.key(0), hyperparams)
         keys |= jax.eval_shape(make_train_step(config), state)[1].keys()
-    _, _, section = LONG_RUNS.partition("## The lines of metrics.jsonl")
+    _, _, section = PAGES["long_runs.md"].partition("## The lines of metrics.jsonl")
     assert set(re.findall(r"`(\w+/\w+)`", section)) == keys
 
 

@@ -11,19 +11,8 @@ REPOSITORY = PACKAGE.parent
 
 # From the top: a folder, or a module of the package itself, imports only from what stands below it.
 ORDER = (
-    *(
-        "commands",
-        "language",
-        "sweeps",
-        "recording",
-        "rendering",
-        "runs",
-        "training",
-        "evaluation",
-        "rollouts",
-        "updates",
-        "config",
-    ),
+    *("commands", "language", "sweeps", "recording", "rendering", "runs", "training", "evaluation", "rollouts"),
+    *("updates", "config"),
     *("config_checks", "algorithms", "baselines", "policies", "objectives", "environments", "devices"),
     *("groups", "host_calls", "observations", "precision", "types"),
     *("hyperparams", "importing", "errors"),
@@ -163,9 +152,3 @@ def test_the_package_itself_has_no_logic():
     for node in ast.parse((PACKAGE / "__init__.pyi").read_text()).body[:-1]:
         (alias,) = node.names
         assert alias.name == alias.asname, ast.unparse(node)
-
-
-def test_no_two_files_of_tests_have_the_same_name():
-    """Which pytest would collect as one module."""
-    names = [path.name for path in (REPOSITORY / "tests").rglob("*.py")]
-    assert len(names) == len(set(names)), sorted(name for name in set(names) if names.count(name) > 1)

@@ -4,15 +4,28 @@ import ast
 import importlib
 import inspect
 import pkgutil
+import re
 import subprocess
 import sys
-
-import pytest
+from pathlib import Path
 
 import grpo_jax
-from grpo_jax import Config, Hyperparams
+from grpo_jax import (
+    Config,
+    Hyperparams,
+    baselines,
+    environments,
+    language,
+    objectives,
+    policies,
+    recording,
+    rendering,
+    sweeps,
+)  # fmt: skip
+from grpo_jax.environments import tokens
 from grpo_jax.policies import MLP, Transformer
 
+REPOSITORY = Path(__file__).parents[2]
 PROMISED = {
     *("Config", "Hyperparams", "Algorithm", "GRPO", "PPO", "TrainState", "make_init", "make_train_step", "run"),
     *("evaluate", "generate", "grpo_loss", "ppo_loss", "objectives", "policies", "environments", "recording"),
@@ -53,10 +66,10 @@ print(*sorted({".".join(name.split(".")[:2]) for name in sys.modules if name.sta
     assert done.stdout.split() == [f"grpo_jax.{module}" for module in modules.split()]
 
 
-@pytest.mark.parametrize("name", SIGNATURES)
-def test_signatures_have_the_promised_arguments(name):
-    value = pkgutil.resolve_name(f"grpo_jax.{name}")
-    assert {*SIGNATURES[name].split()} <= set(inspect.signature(value).parameters)
+def test_signatures_have_the_promised_arguments():
+    for name, arguments in SIGNATURES.items():
+        value = pkgutil.resolve_name(f"grpo_jax.{name}")
+        assert {*arguments.split()} <= set(inspect.signature(value).parameters), name
 
 
 def test_all_lists_only_what_exists():
@@ -65,10 +78,24 @@ def test_all_lists_only_what_exists():
     assert listed and not offenders, "\n".join(offenders)
 
 
-@pytest.mark.parametrize("settings", [MLP, Transformer, Config, Hyperparams])
-def test_every_setting_is_explained(settings):
+def test_every_setting_is_explained():
     """The command line takes its help from these lines."""
-    body = ast.parse(inspect.getsource(settings)).body[0].body
-    for node, following in zip(body, body[1:], strict=False):
-        if isinstance(node, ast.AnnAssign):
-            assert isinstance(following, ast.Expr) and isinstance(following.value.value, str), node.target.id
+    for settings in (MLP, Transformer, Config, Hyperparams):
+        body = ast.parse(inspect.getsource(settings)).body[0].body
+        for node, following in zip(body, body[1:], strict=False):
+            if isinstance(node, ast.AnnAssign):
+                assert isinstance(following, ast.Expr) and isinstance(following.value.value, str), node.target.id
+
+
+def test_the_reference_has_every_public_name():
+    pages = sorted((REPOSITORY / "docs" / "reference").glob("*.md"))
+    paths = re.findall(r"^::: (\S+)$", "".join(page.read_text() for page in pages), flags=re.MULTILINE)
+    shown = {"__version__"}
+    for path in paths:
+        value = pkgutil.resolve_name(path)
+        of_module = inspect.ismodule(value) and not hasattr(value, "__all__")
+        defined = re.findall(r"^(?:def |class )?(\w+)(?:\(|:| =)", inspect.getsource(value), re.M) if of_module else ()
+        shown |= {*path.split("."), *getattr(value, "__all__", ()), *defined}
+    packages = (grpo_jax, baselines, environments, language, objectives, policies, recording, rendering, sweeps, tokens)
+    offenders = [f"{package.__name__}.{name}" for package in packages for name in {*package.__all__} - shown]
+    assert not offenders, "\n".join(offenders)
