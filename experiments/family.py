@@ -49,7 +49,7 @@ def main(arguments: Arguments) -> None:
     study = CommandStudy("family", make_plans(arguments), arguments)
     study.run_all()
     on_cart_pole = [run for run in study.runs if run.environment == CART_POLE]
-    unsolved = {run.label for run in on_cart_pole if run.final_returns.mean() < SOLVED_AT[CART_POLE]}
+    unsolved = {str(run.setting) for run in on_cart_pole if run.final_returns.mean() < SOLVED_AT[CART_POLE]}
     study.finish(notes={label: WHY_NOT.get(label, "did not solve it") for label in unsolved})
     if on_cart_pole:
         plot_family(on_cart_pole, study.out / "family.png")
@@ -71,7 +71,7 @@ def make_plans(arguments: Arguments) -> list[RunSpec]:
 def plot_family(runs: list[Run], path: Path) -> None:
     """A small panel for each algorithm, the first run in grey behind the others."""
     title = (
-        f"{CART_POLE}: IQM of {len(runs[0].final_returns)} seeds, 95% interval; grey: {runs[0].label}; "
+        f"{CART_POLE}: IQM of {len(runs[0].final_returns)} seeds, 95% interval; grey: {runs[0].setting}; "
         "number: mean final return"
     )
     curves = [learning_curve(run.result.steps, run.returns, run.counts) for run in runs]
@@ -79,7 +79,7 @@ def plot_family(runs: list[Run], path: Path) -> None:
         for run, curve, axis in zip(runs, curves, axes, strict=True):
             axis.plot(curves[0].steps, curves[0].mean, color="0.75", zorder=1)
             draw_curve(axis, curve, "C0")
-            axis.set_title(run.label, fontsize="small")
+            axis.set_title(str(run.setting), fontsize="small")
             axis.text(0.97, 0.06, f"{np.mean(run.final_returns):.0f}", transform=axis.transAxes, ha="right", color="C0")
         figure.supxlabel("environment steps (each seed)", fontsize="small")
         figure.supylabel("return of training episodes", fontsize="small")

@@ -81,8 +81,8 @@ def comparison(runs: list[Run], num_episodes: int) -> Table:
     for run in runs:
         last_ten, last_tenth = last_episodes(run, 10), last_episodes(run, tenth)
         rendered.add_row(
-            run.label,
-            PUBLISHED.get(run.label, "–"),
+            str(run.setting),
+            PUBLISHED.get(str(run.setting), "–"),
             with_interval(last_ten, ".1f"),
             f"{iqm(last_tenth):.1f}",
             f"{np.sum(last_tenth >= 475)} of {len(last_tenth)}",

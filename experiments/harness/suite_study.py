@@ -17,7 +17,8 @@ from grpo_jax.commands.harness.study import CommandStudy, StudyArguments
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording import Curve, learning_curve
 from grpo_jax.recording.figures import draw_curves
-from grpo_jax.runs.run_spec import RunSpec, folder_name, hardware
+from grpo_jax.runs.run_spec import RunSpec, hardware
+from grpo_jax.runs.settings import folder_name
 from grpo_jax.sweeps.runs import Run, Score, sampled_return, score_summary
 
 from .summaries import SUMMARY, TABLE, read_results, write_results
@@ -140,7 +141,7 @@ def summarise_environment(runs: list[Run]) -> dict:
         **({"random": rounded(np.mean(whole[0].returns[0]))} if whole else {}),
         "num_seeds": len(first.final_returns),
         "hardware": hardware(),
-        "runs": {run.label: summarise_run(run) for run in runs},
+        "runs": {str(run.setting): summarise_run(run) for run in runs},
     }
 
 

@@ -84,16 +84,16 @@ def table(policies: TrainedPolicy, returns: np.ndarray, lengths: np.ndarray) -> 
     """For each setting, a line for each seed, and one for all of them."""
     word = policies.settings.word.removesuffix("s")
     rendered = Table(word, "mean return", "std", "worst", "best", "mean length", title=policies.name)
-    for label, rows in policies.settings.rows.items():
-        if label:
+    for setting, rows in policies.settings.rows.items():
+        if setting.values:
             rendered.add_section()
-            rendered.add_row(label)
+            rendered.add_row(str(setting))
         for row in rows:
             values = returns[row]
             numbers = values.mean(), values.std(), values.min(), values.max(), lengths[row].mean()
             rendered.add_row(str(policies.row[row]), *(f"{number:.4g}" for number in numbers))
         if len(rows) > 1:
-            if not label:
+            if not setting.values:
                 rendered.add_section()
             interval = with_interval(returns[rows].mean(axis=1))
             rendered.add_row("IQM", interval, "", "", "", f"{lengths[rows].mean():.4g}")
@@ -102,7 +102,8 @@ def table(policies: TrainedPolicy, returns: np.ndarray, lengths: np.ndarray) -> 
 
 def summarise(arguments: Arguments, policies: TrainedPolicy, returns: np.ndarray, lengths: np.ndarray) -> dict:
     config: Config = policies.config
-    scores = {label: score_summary(returns[rows].mean(axis=1)) for label, rows in policies.settings.rows.items()}
+    settings = policies.settings.rows.items()
+    scores = [{"values": each.values} | score_summary(returns[rows].mean(axis=1)) for each, rows in settings]
     return {
         "folder": arguments.folder,
         "run": policies.name,
@@ -111,7 +112,7 @@ def summarise(arguments: Arguments, policies: TrainedPolicy, returns: np.ndarray
         "seed": arguments.seed,
         "environment": config.env.name,
         "env_params": dict(config.env_params),
-        "return": scores.get("", scores),
+        "return": scores if len(scores) > 1 else scores[0],
         "returns": returns,
         "lengths": lengths,
         **provenance(),

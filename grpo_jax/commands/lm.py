@@ -32,7 +32,7 @@ from grpo_jax.language import (
 from grpo_jax.language.scorer import load_reward_model
 from grpo_jax.objectives import kl_to_behaviour
 from grpo_jax.recording import RunSpec
-from grpo_jax.sweeps.grid import Base, as_numbers, make_grid
+from grpo_jax.sweeps.grid import as_numbers, make_grid
 
 SMALL_VOCABULARY = 4096
 """The most tokens for which all logits of an iteration are computed at once, and divergences exactly."""
@@ -152,8 +152,8 @@ def make_plans(arguments: Arguments, task: LanguageTask) -> list[RunSpec]:
         raise ConfigError(f"--sweep {name} has no two values to compare; write --sweep learning_rate 1e-4 3e-4")
     numbers, hyperparams = as_numbers(name, values), arguments.hyperparams
     of_all = dataclasses.replace(arguments, hyperparams=hyperparams.replace(**{name: np.array(numbers)}))
-    base = Base({}, make_plan(of_all, task).config, hyperparams)
-    return make_grid([base], {name: numbers}, arguments.training_keys).plans
+    base = make_plan(of_all, task)._replace(label={}, hyperparams=hyperparams)
+    return make_grid([base], {name: numbers})
 
 
 def train(arguments: Arguments, task: LanguageTask, starts: Sequence[Path]) -> None:

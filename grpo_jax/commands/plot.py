@@ -18,8 +18,9 @@ from grpo_jax.recording import learning_curve, performance_profile, probability_
 from grpo_jax.recording.figures import MEANS_OVER_EPISODES, RETURN, draw_curve, last_known, legend_below, panels
 from grpo_jax.recording.files import check_fields, check_place, read_as
 from grpo_jax.recording.folder_lock import SUMMARY_FILE
-from grpo_jax.recording.metrics_file import METRICS_FILE, read_metrics, read_settings
+from grpo_jax.recording.metrics_file import METRICS_FILE, VALUES, as_setting, read_metrics, read_settings
 from grpo_jax.recording.statistics import describe_seeds
+from grpo_jax.runs.settings import Setting
 
 PICTURE = "comparison.png"
 
@@ -63,28 +64,27 @@ def read_runs(folder: Path, metric: str = RETURN) -> list[SavedRun]:
     for name, chunk in chunks.items():
         if metric not in chunk.metrics:
             raise ConfigError(f"{path} has no metric {metric!r}; known: {', '.join(sorted(chunk.metrics))}")
-        label, _, environment = name.rpartition(" on ")
         for setting, rows in settings[name].rows.items():
             values, final = chunk.metrics[metric][:, rows], finals.get(name)
             counts = chunk.metrics.get("episode/count") if metric in MEANS_OVER_EPISODES else None
             counts = None if counts is None else counts[:, rows]
-            known = ": ".join(filter(None, (label, setting)))
+            known = ": ".join(map(str, (each for each in (name, setting) if each.values)))
             final = None if final is None or len(final) != chunk.steps.shape[1] else final[rows]
-            runs.append(SavedRun(known, environment, chunk.steps[:, rows], values, counts, final))
+            runs.append(SavedRun(known, name.environment, chunk.steps[:, rows], values, counts, final))
     return runs
 
 
-def _final_returns(path: Path) -> dict[str, np.ndarray]:
-    """The final returns of each run in summary.json, by the run's name."""
+def _final_returns(path: Path) -> dict[Setting, np.ndarray]:
+    """The final returns of each run in summary.json."""
     finals = {}
     runs = read_as(path, dict[str, Any]).get("runs")
     check_fields(path, {"runs": runs}, {"runs": list[dict[str, Any]]})
     for run in runs:
         final = run.get("final_return")
-        known = {"algorithm": run.get("algorithm"), "environment": run.get("environment")}
+        known = {name: run.get(name) for name in ("environment", "values")}
         known |= {"per_seed": final.get("per_seed") if type(final) is dict else None}
-        check_fields(path, known, {"algorithm": str, "environment": str, "per_seed": list[float | None]})
-        finals[f"{known['algorithm']} on {known['environment']}"] = np.array(known["per_seed"], float)
+        check_fields(path, known, {"environment": str, "values": VALUES, "per_seed": list[float | None]})
+        finals[as_setting(known)] = np.array(known["per_seed"], float)
     return finals
 
 

@@ -20,9 +20,10 @@ from grpo_jax.commands.harness.study import StudyArguments, print_files, study_o
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.figures import NUM_DRAWN
 from grpo_jax.recording.statistics import describe_seeds
+from grpo_jax.runs.run_spec import RunSpec
 from grpo_jax.runs.settings import format_value
 from grpo_jax.sweeps import SweepResult
-from grpo_jax.sweeps.grid import Base, Grid, as_numbers, make_grid
+from grpo_jax.sweeps.grid import as_numbers, make_grid
 from grpo_jax.sweeps.sweep import train_grid
 
 NUM_SHOWN = 20
@@ -45,9 +46,9 @@ class Arguments(StudyArguments):
 
 def main(arguments: Arguments, flags: Sequence[str]) -> None:
     # With the keys of grpo-jax train, so that each run is the one that it would be there.
-    grid = grid_of_flags(flags, arguments.training_keys, arguments.samples, arguments.seed)
-    options = study_options("sweep", grid.plans, arguments)
-    result = train_grid(grid, evaluation_keys=arguments.evaluation_keys, memory_gib=arguments.memory_gib, **options)
+    plans = grid_of_flags(flags, arguments.training_keys, arguments.samples, arguments.seed)
+    options = study_options("sweep", arguments)
+    result = train_grid(plans, evaluation_keys=arguments.evaluation_keys, memory_gib=arguments.memory_gib, **options)
     console, out = options["console"], result.out
     console.print(ranking(result))
     console.print(f"Final return: {describe_seeds(result.num_seeds)}.", soft_wrap=True)
@@ -57,7 +58,7 @@ def main(arguments: Arguments, flags: Sequence[str]) -> None:
     console.print(f"The best again: {invocation('train')} --config {out / 'best.json'}{''.join(own)}", soft_wrap=True)
 
 
-def grid_of_flags(flags: Sequence[str], keys: jax.Array, samples: int | None = None, seed: int = 0) -> Grid:
+def grid_of_flags(flags: Sequence[str], keys: jax.Array, samples: int | None = None, seed: int = 0) -> list[RunSpec]:
     """The grid of flags of `grpo-jax train`, such as `["--learning-rate", "1e-4", "1e-3", "--num-envs", "64"]`.
 
     A flag with several values is an axis. Raises ConfigError as `make_grid` does.
@@ -78,8 +79,9 @@ def grid_of_flags(flags: Sequence[str], keys: jax.Array, samples: int | None = N
         point = dict(zip(static, combination, strict=True))
         chosen = [word for name, value in point.items() for word in (flag(name), value)]
         base = parse(RunFlags, fixed + chosen)
-        bases.append(Base({name: _number(word) for name, word in point.items()}, base.config, base.hyperparams))
-    return make_grid(bases, traced, keys, samples, seed)
+        label = {name: _number(word) for name, word in point.items()}
+        bases.append(RunSpec(label, base.config, base.hyperparams, keys))
+    return make_grid(bases, traced, samples, seed)
 
 
 def _parse_values(flags: Sequence[str]) -> dict[str, list[str]]:

@@ -20,13 +20,14 @@ from grpo_jax.recording.trackers import TensorBoard, Tracker, WeightsAndBiases
 from grpo_jax.recording.trained_policy import TrainedPolicy
 from grpo_jax.recording.training_warnings import TrainingWarnings
 from grpo_jax.runs.run_spec import RunSpec
-from grpo_jax.runs.settings import Settings, settings_of
+from grpo_jax.runs.settings import Setting, Settings, settings_of
 
 __all__ = [
     "Curve",
     "MetricsLogger",
     "Recording",
     "RunSpec",
+    "Setting",
     "Settings",
     "StopSignal",
     "TensorBoard",

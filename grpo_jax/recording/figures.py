@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from grpo_jax.recording.statistics import Curve, describe_seeds, learning_curve
 from grpo_jax.runs.curves import Block
 from grpo_jax.runs.evaluations import SAMPLED
 from grpo_jax.runs.progress import RunResult
+from grpo_jax.runs.settings import Setting
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,13 +40,13 @@ SOLVED_AT = {
 
 
 def plot_settings(
-    environment: str, blocks: Mapping[str, Block], path: Path | None, metric: str | None = None
+    environment: str, blocks: Mapping[Setting, Block], path: Path | None, metric: str | None = None
 ) -> "Figure":
     """Draws the learning curve of each of the first settings, with its 95% interval over seeds.
 
     Args:
       environment: the title; may be empty.
-      blocks: the settings by their labels, the best first.
+      blocks: of the settings, the best first.
       path: of the picture; None writes none.
       metric: by default the return of the evaluations while training, if there are any, or else of training episodes.
 
@@ -67,21 +69,21 @@ def plot_settings(
     return draw_curves({environment: curves}, path, "environment steps", num_seeds, what=what)
 
 
-def differing(labels: Sequence[str]) -> list[str]:
-    """Labels such as "discount=1, clip_high=0.2" without the parts that all of them have."""
-    parts = [label.split(", ") for label in labels]
-    shared = set.intersection(*map(set, parts)) if len(labels) > 1 else set()
-    return [", ".join(part for part in label if part not in shared) or ", ".join(label) for label in parts]
+def differing(settings: Sequence[Setting]) -> list[str]:
+    """Settings as texts, such as "discount=1, clip_high=0.2", without the values that all of them have."""
+    shared = set.intersection(*({*each.values.items()} for each in settings)) if len(settings) > 1 else set()
+    own = [{name: value for name, value in each.values.items() if (name, value) not in shared} for each in settings]
+    return [str(Setting(values or each.values)) for values, each in zip(own, settings, strict=True)]
 
 
-def ranked_settings(result: RunResult) -> dict[str, Block]:
+def ranked_settings(result: RunResult) -> dict[Setting, Block]:
     """The settings of a run by the mean of their seeds' last returns, the best first."""
     blocks, settings = result.by_setting, result.settings
     if settings is None:
         return blocks
     return {
-        label: blocks[label]
-        for label in settings.ranked(last_known(result.metrics.get(SAMPLED, result.metrics[RETURN])))
+        setting: blocks[setting]
+        for setting in settings.ranked(last_known(result.metrics.get(SAMPLED, result.metrics[RETURN])))
     }
 
 
@@ -186,7 +188,7 @@ def draw_curves(
             if solved is not None and what.startswith("return") and solved < high + 0.5 * (high - low):
                 axis.axhline(solved, color="0.6", linestyle="--", linewidth=0.8, zorder=0)
             if one_each:
-                axis.set_title(own[0].replace(", ", "\n"), fontsize="small")
+                axis.set_title(textwrap.fill(own[0], 34), fontsize="small")
             else:
                 axis.set(title=environment, xlabel=f"{over} (each seed)", ylabel=what)
         if one_each:

@@ -93,7 +93,7 @@ def describe_locked() -> str:
     lines = []
     for path in _locks:
         counts = collections.Counter(line["run"] for line in read_lines(path))
-        contents = [f"{count} iterations of {run!r}" for run, count in counts.items()]
+        contents = [f"{count} iterations of {run.title!r}" for run, count in counts.items()]
         contents += [SUMMARY_FILE] * (path / SUMMARY_FILE).exists()
         contents += ["checkpoints, from which --resume goes on"] * (path / "checkpoints").exists()
         if contents:

@@ -9,17 +9,21 @@ import numpy as np
 
 from grpo_jax.recording.files import as_numbers, fits, json_lines, plain, write_text
 from grpo_jax.runs.progress import Chunk
-from grpo_jax.runs.settings import PREFIXES, Settings, settings_of
+from grpo_jax.runs.settings import Setting, Settings, Value, grouped
 
 METRICS_FILE = "metrics.jsonl"
+PREFIX = "setting/"
+"""Of the fields by which rows differ, among the keys of a line."""
+VALUES = dict[str, Value | bool]
+"""The type of a setting's values in JSON."""
 
 
-def read_metrics(directory: Path) -> dict[str, Chunk]:
-    """The iterations of each run in `metrics.jsonl`, by the run's name, with `seconds` 0.
+def read_metrics(directory: Path) -> dict[Setting, Chunk]:
+    """The iterations of each run in `metrics.jsonl`, with `seconds` 0.
 
     Metrics are `[n, R]`, float32, with NaN for null; `environment/steps` are int32, with 0 for null.
     """
-    runs: dict[str, list[dict[str, Any]]] = {}
+    runs: dict[Setting, list[dict[str, Any]]] = {}
     for line in read_lines(directory):
         lines = runs.setdefault(line["run"], [])
         if line["iteration"] == len(lines):
@@ -27,19 +31,21 @@ def read_metrics(directory: Path) -> dict[str, Chunk]:
     return {run: _as_chunk(lines) for run, lines in runs.items() if lines}
 
 
-def read_settings(directory: Path) -> dict[str, Settings]:
-    """The settings of the rows of each run in `metrics.jsonl`, by the run's name."""
+def read_settings(directory: Path) -> dict[Setting, Settings]:
+    """The settings of the rows of each run in `metrics.jsonl`."""
     found = {}
     for run, line in {line["run"]: line for line in read_lines(directory)}.items():
-        columns = {name: as_numbers(values) for name, values in line.items() if name.startswith(PREFIXES)}
-        found[run] = settings_of(columns, len(line["environment_steps"]))
+        columns = {key.removeprefix(PREFIX): line[key] for key in line if key.startswith(PREFIX)}
+        rows = range(len(line["environment_steps"]))
+        values = ({name: as_numbers(column[row]) for name, column in columns.items()} for row in rows)
+        found[run] = grouped(map(Setting, values))
     return found
 
 
 def _as_chunk(lines: list[dict[str, Any]]) -> Chunk:
     last = {name: value for line in lines for name, value in line.items()}
     others = "run", "iteration", "environment_steps"
-    names = [name for name in last if name not in others and not name.startswith(PREFIXES)]
+    names = [name for name in last if name not in others and not name.startswith(PREFIX)]
     empty = [None] * len(lines[0]["environment_steps"])  # a resumed run may have evaluations that it had not before
     metrics = {name: np.array([line.get(name, empty) for line in lines], np.float32) for name in names}
     if "environment/steps" in metrics:
@@ -50,22 +56,29 @@ def _as_chunk(lines: list[dict[str, Any]]) -> Chunk:
 
 
 def read_lines(directory: Path) -> Iterator[dict[str, Any]]:
-    """The lines of `metrics.jsonl`, of all runs, without those that were cut off or damaged."""
-    num_rows: dict[str, int] = {}
+    """The lines of `metrics.jsonl`, of all runs, without those that were cut off or damaged; `run` is a `Setting`."""
+    num_rows: dict[Setting, int] = {}
     for line in json_lines(Path(directory) / METRICS_FILE):
         if _is_line(line):
-            number = len(line["environment_steps"])
-            if num_rows.setdefault(line["run"], number) == number:
-                yield line
+            run, number = as_setting(line["run"]), len(line["environment_steps"])
+            if num_rows.setdefault(run, number) == number:
+                yield line | {"run": run}
+
+
+def as_setting(fields: Mapping[str, Any]) -> Setting:
+    """The setting that `plain` wrote as an object of JSON, whose fields may be among others."""
+    return Setting({name: as_numbers(each) for name, each in fields["values"].items()}, fields["environment"])
 
 
 def _is_line(line: Mapping[str, Any]) -> bool:
     """Whether this is what `as_lines` writes: columns of the right types, all of one length."""
-    steps = line.get("environment_steps")
-    if type(line.get("run")) is not str or type(line.get("iteration")) is not int or not fits(steps, list[int]):
+    steps, run = line.get("environment_steps"), line.get("run")
+    if type(line.get("iteration")) is not int or not fits(steps, list[int]):
+        return False
+    if not fits(run, dict[str, Any]) or not (fits(run.get("environment"), str) and fits(run.get("values"), VALUES)):
         return False
     for name in line.keys() - {"run", "iteration"}:
-        kind = float | bool | (str if name.startswith(PREFIXES) else None)
+        kind = float | bool | (str if name.startswith(PREFIX) else None)
         values = line[name]
         if not fits(values, list[kind]) or len(values) != len(steps):
             return False
@@ -74,22 +87,22 @@ def _is_line(line: Mapping[str, Any]) -> bool:
     return True
 
 
-def as_lines(run: str, chunk: Chunk, active: np.ndarray, settings: Settings) -> Iterator[str]:
+def as_lines(run: Setting, chunk: Chunk, active: np.ndarray, settings: Settings) -> Iterator[str]:
     """A line for each iteration of a chunk: null for NaN, infinity, and rows that are not active, `[n, R]`."""
     columns = {"environment_steps": chunk.steps.tolist()}
     for name, values in chunk.metrics.items():
         columns[name] = np.where(active & np.isfinite(values), values.astype(object), None).tolist()
-    # No more digits than float32 has.
-    rows = {
-        name: [plain(float(str(value)) if value.dtype.kind == "f" else value.item()) for value in values]
-        for name, values in settings.values.items()
-    }
+    of_row = sorted((row, setting) for setting, rows in settings.rows.items() for row in rows)
+    names = next(iter(settings.rows)).values
+    rows = {PREFIX + name: plain([setting.values[name] for _, setting in of_row]) for name in names}
     for i in range(len(chunk.steps)):
-        line = {"run": run, "iteration": chunk.iteration + i} | {name: column[i] for name, column in columns.items()}
-        yield json.dumps(line | rows, allow_nan=False) + "\n"
+        line = {"run": plain(run), "iteration": chunk.iteration + i}
+        line |= {name: column[i] for name, column in columns.items()} | rows
+        yield json.dumps(line, allow_nan=False) + "\n"
 
 
-def truncate_metrics(directory: Path, run: str, num_iterations: int) -> None:
+def truncate_metrics(directory: Path, run: Setting, num_iterations: int) -> None:
     """Removes the lines of a run in `metrics.jsonl` beyond its first `num_iterations` iterations."""
     kept = [line for line in read_lines(directory) if line["run"] != run or line["iteration"] < num_iterations]
-    write_text(directory / METRICS_FILE, "".join(json.dumps(line) + "\n" for line in kept))
+    lines = [json.dumps(line | {"run": plain(line["run"])}) + "\n" for line in kept]
+    write_text(directory / METRICS_FILE, "".join(lines))

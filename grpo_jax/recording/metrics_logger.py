@@ -18,6 +18,7 @@ from grpo_jax.recording.training_warnings import TrainingWarnings, list_rows
 from grpo_jax.runs.evaluations import GREEDY, SAMPLED
 from grpo_jax.runs.progress import Chunk
 from grpo_jax.runs.run_spec import RunSpec
+from grpo_jax.runs.settings import Setting
 from grpo_jax.training.budget import most_steps
 
 LONGEST_SILENCE = 10.0
@@ -59,7 +60,8 @@ class MetricsLogger:
         past: Chunk | None = None,
         trackers: Sequence[Tracker] = (),
     ):
-        self._directory, self._run, self._settings = directory, spec.name, spec.settings
+        self._directory, self._setting, self._settings = directory, spec.setting, spec.settings
+        self._run = spec.setting.title
         self._word = spec.config.env.step_word
         self._reward_word, steps = spec.config.env.words
         self._rate_word, self._shows_each = f"{steps}/s", steps != "steps"
@@ -85,16 +87,16 @@ class MetricsLogger:
         _, known, _ = self._of_best_setting()
         return float(np.median(known)) if len(known) else np.nan
 
-    def _of_best_setting(self) -> tuple[str, np.ndarray, int]:
-        """The label of the best setting, the last known returns of its seeds, and the number of its seeds."""
-        label = self._settings.ranked(self._returns)[0]
-        returns = self._returns[self._settings.rows[label]]
-        return label, returns[~np.isnan(returns)], len(returns)
+    def _of_best_setting(self) -> tuple[Setting, np.ndarray, int]:
+        """The best setting, the last known returns of its seeds, and the number of its seeds."""
+        best = self._settings.ranked(self._returns)[0]
+        returns = self._returns[self._settings.rows[best]]
+        return best, returns[~np.isnan(returns)], len(returns)
 
     def __enter__(self) -> "MetricsLogger":
         if self._directory is not None:
             if self._past is not None:
-                truncate_metrics(self._directory, self._run, len(self._past.steps))
+                truncate_metrics(self._directory, self._setting, len(self._past.steps))
             self._file = (self._directory / METRICS_FILE).open("a", encoding="utf-8")
         if self._console.is_interactive and not self._console.quiet:
             self._progress = Progress(
@@ -170,7 +172,7 @@ class MetricsLogger:
 
     def _write(self, chunk: Chunk, active: np.ndarray) -> None:
         if self._file is not None:
-            for line in as_lines(self._run, chunk, active, self._settings):
+            for line in as_lines(self._setting, chunk, active, self._settings):
                 self._last_line = self._file.write(line)
             self._file.flush()
 
@@ -227,13 +229,13 @@ class MetricsLogger:
 
     def _spread(self) -> str:
         """The median of the last known returns, and their range; of several settings, of the best one."""
-        label, known, num_seeds = self._of_best_setting()
+        best, known, num_seeds = self._of_best_setting()
         if len(known) == 0:
             return f"no {self._reward_word} yet"
         low, middle, high = (f"{x:,.0f}" if abs(x) >= 1e4 else f"{x:.4g}" for x in np.quantile(known, [0, 0.5, 1]))
         text = f"{self._reward_word} {middle}" + (f" ({low}..{high})" if num_seeds > 1 else "")
         num_settings = len(self._settings.rows)
-        return text if num_settings == 1 else f"{text} of {label}, the best of {num_settings} settings"
+        return text if num_settings == 1 else f"{text} of {best}, the best of {num_settings} settings"
 
     def _print(self, line: str) -> None:
         self._printed_at = time.monotonic()

@@ -18,6 +18,7 @@ from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.importing import import_object
 from grpo_jax.recording.config_file import FIELDS, from_json
 from grpo_jax.recording.files import Arrays, as_numbers, as_path, read_archive
+from grpo_jax.recording.metrics_file import as_setting
 from grpo_jax.recording.policy_saver import KINDS, find_run
 from grpo_jax.recording.trained_policy import TrainedPolicy
 from grpo_jax.training.train import make_init
@@ -65,7 +66,7 @@ def load(
         config = _read_config(file, description, trust=trust)
     num_rows, kind = description["num_rows"], _hyperparams_class(description, arrays, trust=trust)
     policies = TrainedPolicy(
-        name=description["name"],
+        name=as_setting(description).title,
         config=config,
         **_as_trees(config, kind, arrays, num_rows, file),
         env_params=_read_env_params(file, description, config),

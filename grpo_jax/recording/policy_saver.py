@@ -16,8 +16,9 @@ import numpy as np
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.importing import import_path
 from grpo_jax.recording.config_file import config_fields
-from grpo_jax.recording.files import OLD_FORMAT, Arrays, read_archive, read_as, write_archive
+from grpo_jax.recording.files import OLD_FORMAT, Arrays, plain, read_archive, read_as, write_archive
 from grpo_jax.recording.folder_lock import SUMMARY_FILE
+from grpo_jax.recording.metrics_file import VALUES, as_setting
 from grpo_jax.recording.run_folder import digest
 from grpo_jax.runs.processes import from_process_zero, is_process_zero, whole_array
 from grpo_jax.runs.progress import Chunk, Progress
@@ -30,7 +31,7 @@ NUM_EPISODES = 100
 """A score is the mean of at least this many training episodes, once so many have ended."""
 
 KINDS = {
-    **{"name": str, "label": str, "environment": str, "num_rows": int, "config": dict[str, Any], "run": str},
+    **{"environment": str, "values": VALUES, "num_rows": int, "config": dict[str, Any], "run": str},
     **{"not_in_config": list[str], "hyperparams": str | None, "env_params": dict[str, Any] | None},
     "versions": dict[str, str],
 }
@@ -43,9 +44,7 @@ def write_policies(directory: Path, spec: RunSpec, arrays: Mapping[str, Arrays])
     """Writes a file for each of "final" and "best", which is replaced as a whole."""
     config, missing = config_fields(spec.config)
     description = {
-        "name": spec.name,
-        "label": spec.label,
-        "environment": spec.config.env.name,
+        **vars(spec.setting),
         "num_rows": len(spec.keys),
         "config": config,
         "not_in_config": missing,
@@ -60,7 +59,7 @@ def write_policies(directory: Path, spec: RunSpec, arrays: Mapping[str, Arrays])
 
 def policy_file(directory: Path, spec: RunSpec, which: str) -> Path:
     """Where the policies of a run are, "final" or "best"."""
-    return directory / FOLDER / spec.folder / f"{which}.npz"
+    return directory / FOLDER / spec.setting.folder / f"{which}.npz"
 
 
 def find_run(folder: Path, run: str | None = None, which: str = "final") -> Path:
@@ -75,23 +74,22 @@ def find_run(folder: Path, run: str | None = None, which: str = "final") -> Path
     if old := [path for path in folders if (path / "policy.json").exists()]:
         raise ConfigError(f"{old[0]} {OLD_FORMAT}")
     files = [path / f"{name}.npz" for path in folders for name in ("best", "final")]
-    found = {path.parent: read_archive(path, KINDS, only_fields=True)[0] for path in files if path.exists()}
+    found = {path.parent: as_setting(read_archive(path, KINDS, only_fields=True)[0]) for path in files if path.exists()}
     if not found:
         raise ConfigError(
             f"{folder} has no trained policies ({FOLDER}/*/final.npz); they are written at a run's end, for language "
             "models with --policies"
         )
     if run is not None:
-        named = {path: each for path, each in found.items() if run in (each["name"], each["label"], path.name)}
+        named = {path: each for path, each in found.items() if run in (each.title, str(each), path.name)}
         if not named:
-            names = [description["name"] for description in found.values()]
-            raise ConfigError(f"{folder} has no run {run!r}: {nearest(run, names)}")
+            raise ConfigError(f"{folder} has no run {run!r}: {nearest(run, [each.title for each in found.values()])}")
         found = named
     if len(found) > 1 and (folder / SUMMARY_FILE).exists():  # of a sweep: the best setting
         best = read_as(folder / SUMMARY_FILE, dict[str, Any]).get("best")
-        found = {path: each for path, each in found.items() if each["label"] == best} or found
+        found = {path: each for path, each in found.items() if plain(each.values) == best} or found
     if len(found) > 1:
-        names = ", ".join(repr(description["name"]) for description in found.values())
+        names = ", ".join(repr(each.title) for each in found.values())
         raise ConfigError(f"{folder} holds several runs: {names}; choose one by its name (run=..., --run)")
     (path,) = found
     if which == "final" and not (path / "final.npz").exists():

@@ -220,7 +220,7 @@ class Recorder:
     def _open_checkpoints(self, stack: contextlib.ExitStack) -> None:
         from grpo_jax.recording.checkpoint import Checkpoints  # only here, as orbax takes a second
 
-        folder = self._recording.out / "checkpoints" / self._spec.folder
+        folder = self._recording.out / "checkpoints" / self._spec.setting.folder
         every, description = self._recording.checkpoint_every, describe_run(self._spec)
         options = {"notes": versions(), "every": every, "given": self._checksums}
         self._checkpoints = stack.enter_context(Checkpoints(folder, description, **options))
@@ -240,7 +240,7 @@ class Recorder:
     def _resume(self, out: Path) -> tuple[Progress | None, Chunk]:
         """The checkpoint to go on from, None for the beginning, and the recorded iterations before it."""
         spec = self._spec
-        recorded = from_process_zero(lambda: read_metrics(out).get(spec.name, NO_ITERATIONS))
+        recorded = from_process_zero(lambda: read_metrics(out).get(spec.setting, NO_ITERATIONS))
         initial = functools.partial(initial_states, spec.config)
         like = jax.eval_shape(initial, spec.hyperparams, spec.keys, spec.env_params, self._params)
         start = self._checkpoints.restore(like, at_most=len(recorded.steps), given=self._frozen())
@@ -257,7 +257,7 @@ class Recorder:
             return MetricsLogger(None, spec, console=False, past=self._past)
         trackers: list[Tracker] = []
         if recording.tensorboard:
-            steps, folder = None if self.start is None else self.start.steps, out / "tensorboard" / spec.folder
+            steps, folder = None if self.start is None else self.start.steps, out / "tensorboard" / spec.setting.folder
             trackers.append(Guarded(lambda: TensorBoard(folder, spec.settings, steps)))
         if recording.wandb is not None:
             group = recording.wandb_group or (out.resolve().name if len(spec.settings.rows) > 1 else None)

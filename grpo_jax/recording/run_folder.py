@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 def describe_run(spec: RunSpec) -> dict[str, Any]:
     """Everything that the run's numbers depend on, in JSON's types; a run is resumed only if this is the same."""
-    described = {"name": spec.name, "config": describe(spec.config), "hyperparams": vars(spec.hyperparams)}
+    described = {"run": spec.setting, "config": describe(spec.config), "hyperparams": vars(spec.hyperparams)}
     return plain(described | {"keys": jax.random.key_data(spec.keys), "env_params": spec.env_params})
 
 
@@ -105,7 +105,7 @@ def prepare_folder(directory: Path, specs: Sequence[RunSpec], *, resume: bool, s
         return
     from grpo_jax.recording.checkpoint import check_same_run  # only here, as orbax takes a second
 
-    folders = {spec.folder for spec in specs}
+    folders = {spec.setting.folder for spec in specs}
     for folder in sorted({path.name for path in checkpoints.glob("*")} - folders):
         raise ConfigError(
             f"{directory} holds the run {folder!r}, which is none of {', '.join(map(repr, sorted(folders)))}; to "
@@ -113,7 +113,7 @@ def prepare_folder(directory: Path, specs: Sequence[RunSpec], *, resume: bool, s
         )
     now, changes = versions(), {}
     for spec in specs:
-        before = check_same_run(checkpoints / spec.folder, describe_run(spec)) or {}
+        before = check_same_run(checkpoints / spec.setting.folder, describe_run(spec)) or {}
         changes |= {package: version for package, version in before.items() if version != now.get(package)}
     for package, version in changes.items():
         _log.warning(

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from grpo_jax.recording.run_folder import check_installed, describe_run
-from grpo_jax.runs.run_spec import RunSpec, folder_name
-from grpo_jax.runs.settings import Settings
+from grpo_jax.runs.run_spec import RunSpec
+from grpo_jax.runs.settings import Settings, folder_name
 
 QUARTILES = {"": 0.5, "_q25": 0.25, "_q75": 0.75}
 """The quantile of each suffix of a metric's name."""
@@ -74,11 +74,11 @@ class TensorBoard:
     def __init__(self, directory: Path, settings: Settings, steps: np.ndarray | None = None):
         from tensorboardX import SummaryWriter
 
-        def writer(label, rows):
+        def writer(setting, rows):
             first_step = 0 if steps is None else int(np.median(steps[rows])) + 1
-            return SummaryWriter(str(directory / folder_name(label)), purge_step=first_step)
+            return SummaryWriter(str(directory / folder_name(str(setting))), purge_step=first_step)
 
-        self._writers = [(rows, writer(label, rows)) for label, rows in settings.rows.items()]
+        self._writers = [(rows, writer(setting, rows)) for setting, rows in settings.rows.items()]
 
     def record(self, iteration: int, steps: np.ndarray, metrics: Mapping[str, np.ndarray]) -> None:
         """One event an iteration, with all scalars: writing them one by one takes longer than small iterations do."""
@@ -115,9 +115,10 @@ class WeightsAndBiases:
 
         settings, described, directory = spec.settings, describe_run(spec), directory.resolve()
         self._runs = []
-        for label, rows in settings.rows.items():
-            name = label if spec.labels else " ".join(filter(None, (spec.name, label)))
-            identity = hashlib.sha1(f"{directory}\n{spec.name}{label}".encode()).hexdigest()[:16]
+        for setting, rows in settings.rows.items():
+            title = f"{spec.setting.title} {setting}".strip()
+            name = str(setting) if spec.rows else title
+            identity = hashlib.sha1(f"{directory}\n{title}".encode()).hexdigest()[:16]
             if len(settings.rows) == 1:
                 name = os.environ.get("WANDB_NAME", name)
             project = os.environ.get("WANDB_PROJECT", "grpo_jax")
@@ -125,8 +126,7 @@ class WeightsAndBiases:
             options |= {"group": group} if group else {}
             # One of several at a time is not `wandb.run`.
             options |= {"reinit": "create_new"} if len(settings.rows) > 1 else {}
-            values = {field.rpartition("/")[2]: float(str(each[rows[0]])) for field, each in settings.values.items()}
-            config = described | ({"hyperparams": described["hyperparams"] | values} if values else {})
+            config = described | {"hyperparams": described["hyperparams"] | dict(setting.values)}
             run = wandb.init(**options, dir=directory, config=config)
             run.define_metric("*", step_metric="environment_steps")
             self._runs.append((rows, run))

@@ -54,7 +54,7 @@ class TrainedPolicy:
 
     @property
     def settings(self) -> Settings:
-        """Which of the rows have the same hyperparameters and env_params: `policies.settings.rows`, by label."""
+        """Which of the rows have the same hyperparameters and env_params: `policies.settings.rows`."""
         return settings_of(setting_columns(self.hyperparams, self.env_params, self.config.env.params), len(self))
 
     def __getitem__(self, row: int) -> "TrainedPolicy":

@@ -1,11 +1,12 @@
 """The metrics of runs by setting, seed and iteration: as arrays, and as a table of pandas."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from grpo_jax.errors import ConfigError
+from grpo_jax.runs.settings import Setting
 
 if TYPE_CHECKING:
     import pandas
@@ -17,7 +18,6 @@ STEPS = "environment_steps"
 class Block(NamedTuple):
     """The seeds of one setting."""
 
-    values: Mapping[str, Any]  # of the setting, by name
     steps: np.ndarray  # [n, S]
     metrics: Mapping[str, np.ndarray]  # each [n, S]
 
@@ -34,7 +34,7 @@ def stacked(blocks: Sequence[Block]) -> dict[str, np.ndarray]:
     return curves
 
 
-def as_dataframe(blocks: Sequence[Block]) -> "pandas.DataFrame":
+def as_dataframe(blocks: Mapping[Setting, Block]) -> "pandas.DataFrame":
     """A line for each iteration of each seed: its setting's values, `seed`, `iteration`, `environment_steps`, metrics.
 
     Raises:
@@ -47,10 +47,10 @@ def as_dataframe(blocks: Sequence[Block]) -> "pandas.DataFrame":
             "to_dataframe() needs pandas, which is not installed: pip install pandas; or use curves(), which are arrays"
         ) from error
     frames = []
-    for values, steps, metrics in blocks:
+    for setting, (steps, metrics) in blocks.items():
         num_iterations, num_seeds = steps.shape
         made = metrics.get("environment/steps", np.ones(steps.shape)) > 0  # not after the end of a seed
-        columns = {name: np.full(steps.size, value) for name, value in values.items()}
+        columns = {name: np.full(steps.size, value) for name, value in setting.values.items()}
         columns |= {"seed": np.repeat(np.arange(num_seeds), num_iterations)}
         columns |= {"iteration": np.tile(np.arange(num_iterations), num_seeds)}
         columns |= {name: each.T.reshape(-1) for name, each in {STEPS: steps, **metrics}.items()}

@@ -12,7 +12,7 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.objectives.reductions import missing
 from grpo_jax.runs.curves import Block, as_dataframe, stacked
 from grpo_jax.runs.evaluations import GREEDY, SAMPLED, Evaluations, no_evaluations
-from grpo_jax.runs.settings import Settings
+from grpo_jax.runs.settings import Setting, Settings
 from grpo_jax.training.budget import Budget
 from grpo_jax.types import Metrics, TrainState, first_difference
 
@@ -100,15 +100,13 @@ class RunResult(NamedTuple):
     settings: Settings | None = None  # which rows have the same hyperparameters and env_params; None: all
 
     @property
-    def by_setting(self) -> dict[str, Block]:
-        """The values, steps and metrics of each setting, whose columns are its seeds, by its label."""
-        settings = self.settings or Settings({}, {"": np.arange(self.steps.shape[1])})
-        blocks = {}
-        for label, rows in settings.rows.items():
-            values = {name.rpartition("/")[2]: value[rows[0]] for name, value in settings.values.items()}
-            metrics = {name: value[:, rows] for name, value in self.metrics.items()}
-            blocks[label] = Block(values, self.steps[:, rows], metrics)
-        return blocks
+    def by_setting(self) -> dict[Setting, Block]:
+        """The steps and metrics of each setting, whose columns are its seeds."""
+        settings = self.settings or Settings({Setting(): np.arange(self.steps.shape[1])})
+        return {
+            setting: Block(self.steps[:, rows], {name: value[:, rows] for name, value in self.metrics.items()})
+            for setting, rows in settings.rows.items()
+        }
 
     def curves(self) -> dict[str, np.ndarray]:
         """Each metric, and the `environment_steps` made so far, as `[settings, seeds, iterations]`.
@@ -123,7 +121,7 @@ class RunResult(NamedTuple):
         Its columns are the hyperparameters and env_params in which rows differ, `seed`, `iteration`,
         `environment_steps` and the metrics. Raises ConfigError if pandas is not installed.
         """
-        return as_dataframe([*self.by_setting.values()])
+        return as_dataframe(self.by_setting)
 
 
 def to_host(metrics: Metrics, before: Progress, started: float) -> Chunk:

@@ -3,8 +3,7 @@
 import importlib.metadata
 import os
 import platform
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,44 +12,34 @@ import jax
 from grpo_jax.config import Config
 from grpo_jax.environments import EnvParams
 from grpo_jax.hyperparams import Hyperparams
-from grpo_jax.runs.settings import Settings, setting_columns, settings_of
+from grpo_jax.runs.settings import NAME, Setting, Settings, Value, grouped, setting_columns, settings_of
 
 PACKAGES = ("grpo-jax", "jax", "jaxlib", "flax", "optax", "gymnax", "numpy")  # on which a result depends
 
 
 class RunSpec(NamedTuple):
-    """A run of `R` rows (seeds × hyperparameters) before it is made; after the label come arguments of `run`."""
+    """A run of `R` rows (seeds × hyperparameters) before it is made; between label and rows are arguments of `run`."""
 
-    label: str
+    label: str | Mapping[str, Value]  # the run's name, or the values of the fields by which it differs from others
     config: Config
     hyperparams: Hyperparams  # each leaf scalar or [R]
     keys: jax.Array  # [R]
     env_params: EnvParams = None
-    labels: Sequence[str] = ()  # of the settings of the rows; by default what differs between them
+    rows: Sequence[Setting] = ()  # the setting of each row; by default what differs between them
 
     @property
-    def name(self) -> str:
-        """The run's name in `metrics.jsonl`, in trackers and on the console."""
-        return f"{self.label} on {self.config.env.name}"
-
-    @property
-    def folder(self) -> str:
-        """The name, in characters that a folder may have."""
-        return folder_name(self.name)
+    def setting(self) -> Setting:
+        """What tells the run apart in files, in trackers and on the console."""
+        values = {NAME: self.label} if isinstance(self.label, str) else self.label
+        return Setting(values, self.config.env.name)
 
     @property
     def settings(self) -> Settings:
-        """Which rows have the same hyperparameters and env_params."""
+        """Which rows have the same settings."""
+        if self.rows:
+            return grouped(self.rows)
         columns = setting_columns(self.hyperparams, self.env_params, self.config.env.params)
-        settings = settings_of(columns, len(self.keys))
-        if not self.labels:
-            return settings
-        return settings._replace(rows=dict(zip(self.labels, settings.rows.values(), strict=True)))
-
-
-def folder_name(name: str) -> str:
-    """The name with `_` for characters that a folder's name may not have."""
-    return re.sub(r"[^\w.()-]+", "_", name)
+        return settings_of(columns, len(self.keys))
 
 
 def versions() -> dict[str, str]:

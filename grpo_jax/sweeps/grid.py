@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,37 +13,13 @@ from grpo_jax.config import Config
 from grpo_jax.errors import OTHER_WORDS, ConfigError, nearest
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.runs.run_spec import RunSpec
-from grpo_jax.runs.settings import format_value
-
-Value = int | float | str
-CONFIG = "config"
-"""The axis of several configs, by their names."""
-
-
-class Grid(NamedTuple):
-    """The planned runs, and where each lies on the axes."""
-
-    axes: tuple[str, ...]  # names of the fields that vary
-    points: list[tuple[Value, ...]]  # for each plan, a value for each axis
-    plans: list[RunSpec]
-
-
-class Base(NamedTuple):
-    """What the settings of one compiled program share."""
-
-    point: Mapping[str, Value]  # on the axes that need a program each
-    config: Config
-    hyperparams: Hyperparams
+from grpo_jax.runs.settings import CONFIG, Value, as_value, format_value
 
 
 def make_grid(
-    bases: Sequence[Base],
-    traced: Mapping[str, Iterable[Any]],
-    keys: jax.Array,
-    samples: int | None = None,
-    seed: int = 0,
-) -> Grid:
-    """The runs of each base with each combination of the values of hyperparameters, `traced`, and all keys.
+    bases: Sequence[RunSpec], traced: Mapping[str, Iterable[Any]], samples: int | None = None, seed: int = 0
+) -> list[RunSpec]:
+    """The runs of each base, whose label has its values, with each combination of the values of hyperparameters.
 
     Of each base, `samples` points are drawn log-uniformly between two values of each axis; with None, it is the grid.
 
@@ -52,47 +28,31 @@ def make_grid(
         or the environments differ.
     """
     ranges = {name: as_numbers(name, values) for name, values in traced.items()}
-    axes = (*bases[0].point, *ranges)
-    if not axes:
+    if not bases[0].label and not ranges:
         raise ConfigError("nothing to sweep: give a field several values, such as learning_rate 1e-4, 1e-3 and 1e-2")
     if len({base.config.env.name for base in bases}) > 1:
         raise ConfigError("returns of different environments cannot be ranked: sweep each environment by itself")
-    settings = list(itertools.product(*ranges.values())) if samples is None else _draws(ranges, samples, seed)
-    grid, labels, folders = Grid(axes, [], []), {}, {}
+    points = list(itertools.product(*ranges.values())) if samples is None else _draws(ranges, samples, seed)
+    runs: dict[tuple, RunSpec] = {}
     configs: list[Config] = []  # a config with an environment of its own has no hash
-    for base, setting in itertools.product(bases, settings):
-        point = (*base.point.values(), *setting)
-        words = [
-            value if name == CONFIG else f"{name}={format_value(value)}"
-            for name, value in zip(axes, point, strict=True)
-        ]
-        label = ", ".join(words)
+    for base, point in itertools.product(bases, points):
+        chosen = dict(zip(ranges, point, strict=True))
+        run = base._replace(label=base.label | chosen, hyperparams=base.hyperparams.replace(**chosen))
         if base.config not in configs:
             configs.append(base.config)
         with np.errstate(over="ignore"):  # Hyperparams refuses what is too large
-            run = configs.index(base.config), *map(np.float32, setting)
-        if run in labels:  # their values are equal in float32
+            same = runs.setdefault((configs.index(base.config), *map(np.float32, point)), run)
+        if same is not run:  # their values are equal in float32
             raise ConfigError(
-                f"the sweep has a value twice: {labels[run]} and {label} are the same run; leave one of them out"
+                f"the sweep has a value twice: {same.setting} and {run.setting} are the same run; leave one of them out"
             )
-        labels[run] = label
-        hyperparams = base.hyperparams.replace(**dict(zip(ranges, setting, strict=True)))
-        plan = RunSpec(label, base.config, hyperparams, keys)
-        same = folders.setdefault(plan.folder.casefold(), label)
-        if same is not label:
-            raise ConfigError(
-                f"two settings would have one folder: {same} and {label}; give them names that differ in letters or "
-                "digits: sweep({name: Config(...), ...}, ...)"
-            )
-        grid.points.append(point)
-        grid.plans.append(plan)
-    return grid
+    return [*runs.values()]
 
 
 def make_bases(
-    configs: Config | Mapping[str, Config], values: Mapping[str, Any], hyperparams: Hyperparams
-) -> tuple[list[Base], dict[str, Sequence[Any]]]:
-    """The bases of configs and of the values of their fields, and the values of hyperparameters that vary.
+    configs: Config | Mapping[str, Config], values: Mapping[str, Any], hyperparams: Hyperparams, keys: jax.Array
+) -> tuple[list[RunSpec], dict[str, Sequence[Any]]]:
+    """The runs of configs and of the values of their fields, and the values of hyperparameters that vary.
 
     A field with a single value is no axis.
 
@@ -138,19 +98,20 @@ def make_bases(
     for name, config in named.items():
         for combination in itertools.product(*static.values()):
             chosen = dict(zip(static, combination, strict=True))
-            point = {CONFIG: name} if len(named) > 1 else {}
-            point |= {field: _shown(value) for field, value in chosen.items() if len(static[field]) > 1}
-            bases.append(Base(point, dataclasses.replace(config, **chosen) if chosen else config, hyperparams))
+            label = {CONFIG: name} if len(named) > 1 else {}
+            label |= {field: _shown(value) for field, value in chosen.items() if len(static[field]) > 1}
+            changed = dataclasses.replace(config, **chosen) if chosen else config
+            bases.append(RunSpec(label, changed, hyperparams, keys))
     return bases, {name: each for name, each in traced.items() if len(each) > 1}
 
 
 def _shown(value: Any) -> Value:
-    """A value of a field in the name of a setting."""
-    if isinstance(value, bool | str) or value is None:
-        return str(value)
-    if isinstance(value, int | float | np.number):
+    """A value of a field in a setting."""
+    if isinstance(value, np.number):
+        return as_value(value)
+    if type(value) in (int, float):
         return value
-    return getattr(value, "__qualname__", repr(value))
+    return str(value) if isinstance(value, bool | str) or value is None else getattr(value, "__qualname__", repr(value))
 
 
 def as_numbers(name: str, values: Iterable[Any]) -> list[float]:

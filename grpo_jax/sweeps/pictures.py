@@ -10,8 +10,7 @@ from grpo_jax.recording.figures import legend_below, panels, plot_settings, rank
 from grpo_jax.recording.files import as_path
 from grpo_jax.recording.statistics import describe_seeds
 from grpo_jax.runs.progress import RunResult
-from grpo_jax.runs.settings import format_value
-from grpo_jax.sweeps.grid import Value
+from grpo_jax.runs.settings import NAME, Setting, Value, format_value
 from grpo_jax.sweeps.result import SweepResult, SweptSetting
 
 if TYPE_CHECKING:
@@ -41,10 +40,11 @@ def plot(
     for name, each in (result if isinstance(result, Mapping) else {"": result}).items():
         if isinstance(each, SweepResult):
             environment, own = each.environment, each.by_setting
-            ranked = {setting.label: own[setting.label] for setting in each.ranking}
+            ranked = {setting.run.setting: own[setting.run.setting] for setting in each.ranking}
         else:
             ranked = ranked_settings(each)
-        blocks |= {", ".join(filter(None, (name, label))): block for label, block in ranked.items()}
+        named = {NAME: name} if name else {}
+        blocks |= {Setting(named | setting.values): block for setting, block in ranked.items()}
     return plot_settings(environment, blocks, None if path is None else as_path(path), metric)
 
 

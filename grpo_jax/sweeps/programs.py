@@ -13,11 +13,13 @@ from jax.sharding import Mesh
 
 from grpo_jax.devices.mesh import make_row_mesh, over_rows, replicated, state_shardings
 from grpo_jax.errors import ConfigError
-from grpo_jax.recording.files import read_archive, read_as
+from grpo_jax.recording.files import plain, read_archive, read_as
+from grpo_jax.recording.metrics_file import VALUES
 from grpo_jax.recording.policy_saver import KINDS, policy_file, write_policies
 from grpo_jax.runs.memory import Memory, device_memory
 from grpo_jax.runs.processes import from_every_process, from_process_zero
 from grpo_jax.runs.run_spec import RunSpec
+from grpo_jax.runs.settings import Setting
 from grpo_jax.sweeps.study import PROGRAMS
 from grpo_jax.training.train import initial_states
 from grpo_jax.training.train_step import make_train_step
@@ -27,8 +29,8 @@ SPLIT_FILE = Path(PROGRAMS) / "split.json"  # in the folder of a sweep
 
 def make_programs(
     plans: Sequence[RunSpec], mesh: Mesh | None, *, memory_gib: float | None = None, resumed: Path | None = None
-) -> list[tuple[RunSpec, list[RunSpec]]]:
-    """The runs that train the sweep, with a row for each seed of each plan, and the plans in each of them.
+) -> list[RunSpec]:
+    """The runs that train the sweep, with a row for each seed of each plan, by whose setting it is found.
 
     `memory_gib` may be used on each device; 80% of what there is by default. A sweep that goes on, in the folder
     `resumed`, stays split as it was, whatever the memory and the devices now are.
@@ -39,22 +41,25 @@ def make_programs(
         hyperparams = jax.tree.map(
             lambda *values: np.tile(np.array(values, np.float32), len(keys)), *(plan.hyperparams for plan in part)
         )
-        label, labels = f"program {len(programs) + 1}: {len(part)} × {len(keys)} seeds", [plan.label for plan in part]
-        program = RunSpec(label, part[0].config, hyperparams, jnp.repeat(keys, len(part)), labels=labels)
-        programs.append((program, part))
+        label, rows = f"program {len(programs) + 1}: {len(part)} × {len(keys)} seeds", [plan.setting for plan in part]
+        repeated = jnp.repeat(keys, len(part))
+        programs.append(RunSpec(label, part[0].config, hyperparams, repeated, rows=rows * len(keys)))
     return programs
 
 
-def split_policies(out: Path, programs: Sequence[tuple[RunSpec, list[RunSpec]]], labels: set[str]) -> None:
-    """Copies the rows of the plans with these labels from the policies of their programs to folders of their own."""
-    for program, plans in programs:
-        settings = zip(plans, program.settings.rows.values(), strict=True)
-        chosen = [(plan, setting) for plan, setting in settings if plan.label in labels]
+def split_policies(out: Path, programs: Sequence[RunSpec], plans: Sequence[RunSpec]) -> None:
+    """Copies the rows of the plans from the policies of their programs to folders of their own."""
+    for program in programs:
+        rows = program.settings.rows
+        chosen = [plan for plan in plans if plan.setting in rows]
         files = {which: policy_file(out / PROGRAMS, program, which) for which in ("final", "best") if chosen}
         saved = {which: read_archive(path, KINDS)[1] for which, path in files.items()}
-        for plan, setting in chosen:
-            rows = {which: {path: leaf[setting] for path, leaf in saved[which].items()} for which in saved}
-            write_policies(out, plan, rows)
+        for plan in chosen:
+            arrays = {
+                which: {path: leaf[rows[plan.setting]] for path, leaf in leaves.items()}
+                for which, leaves in saved.items()
+            }
+            write_policies(out, plan, arrays)
 
 
 def _split(plans: Sequence[RunSpec], mesh: Mesh | None, memory_gib: float | None) -> list[list[RunSpec]]:
@@ -73,11 +78,11 @@ def _saved_split(plans: Sequence[RunSpec], folder: Path | None) -> list[list[Run
     if folder is None:
         return []
     path = folder / SPLIT_FILE
-    labels = from_process_zero(lambda: read_as(path, list[list[str]]) if path.exists() else [])
-    known = {plan.label: plan for plan in plans}
-    if sorted(itertools.chain(*labels)) != sorted(known):
-        return []
-    return [[known[label] for label in part] for part in labels]
+    saved = from_process_zero(lambda: read_as(path, list[list[VALUES]]) if path.exists() else [])
+    known = {Setting(plain(plan.label)): plan for plan in plans}
+    parts = [[known.get(Setting(values)) for values in part] for part in saved]
+    is_same = None not in (found := [*itertools.chain(*parts)]) and len(found) == len(plans)
+    return parts if is_same else []
 
 
 def plans_at_once(plan: RunSpec, num_plans: int, mesh: Mesh | None, available: float) -> int:

@@ -1,6 +1,7 @@
 """The result of a sweep: settings ranked by their mean over seeds, their curves, their policies."""
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -10,7 +11,7 @@ from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.recording import TrainedPolicy, bootstrap_interval, iqm, load
 from grpo_jax.recording.statistics import describe_seeds
 from grpo_jax.runs.curves import Block, as_dataframe, stacked
-from grpo_jax.sweeps.grid import Value
+from grpo_jax.runs.settings import Setting, Value
 from grpo_jax.sweeps.runs import Run
 
 if TYPE_CHECKING:
@@ -20,21 +21,25 @@ if TYPE_CHECKING:
 class SweptSetting(NamedTuple):
     """A setting of a sweep, and how well it did over its seeds."""
 
-    values: dict[str, Value]  # on each axis of the sweep
     run: Run  # its seeds: `run.final_returns` are [num_seeds], `run.result.metrics` [n, num_seeds]
     mean: float  # interquartile mean over seeds of the final return
     low: float  # its 95% interval: bootstrap over seeds
     high: float
 
     @property
+    def values(self) -> Mapping[str, Value]:
+        """The value on each axis of the sweep."""
+        return self.run.setting.values
+
+    @property
     def label(self) -> str:
-        """Its name, such as "learning_rate=0.001, gae_lambda=0.95"."""
-        return self.run.label
+        """The values as a text, such as "learning_rate=0.001, gae_lambda=0.95"."""
+        return str(self.run.setting)
 
 
-def swept(values: dict[str, Value], run: Run) -> SweptSetting:
+def swept(run: Run) -> SweptSetting:
     """The setting of a finished run."""
-    return SweptSetting(values, run, float(iqm(run.final_returns)), *bootstrap_interval(run.final_returns))
+    return SweptSetting(run, float(iqm(run.final_returns)), *bootstrap_interval(run.final_returns))
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -65,9 +70,9 @@ class SweepResult:
         return len(self.settings[0].run.final_returns)
 
     @property
-    def by_setting(self) -> dict[str, Block]:
-        """The values, steps and metrics of each setting, whose columns are its seeds, by its label."""
-        return {run.label: Block(values, run.result.steps, run.result.metrics) for values, run, *_ in self.settings}
+    def by_setting(self) -> dict[Setting, Block]:
+        """The steps and metrics of each setting, whose columns are its seeds."""
+        return {run.setting: Block(run.result.steps, run.result.metrics) for run, *_ in self.settings}
 
     def curves(self) -> dict[str, np.ndarray]:
         """Each metric, and the `environment_steps` made so far, as `[settings, seeds, iterations]`, NaN-padded."""
@@ -79,11 +84,11 @@ class SweepResult:
         Its columns are the axes, `seed`, `iteration`, `environment_steps` and the metrics.
         Raises ConfigError if pandas is not installed.
         """
-        return as_dataframe([*self.by_setting.values()])
+        return as_dataframe(self.by_setting)
 
     def load(
         self,
-        setting: str | None = None,
+        setting: Mapping[str, Value] | str | None = None,
         *,
         seed: int | Literal["all", "best"] = "all",
         which: Literal["final", "best"] = "final",
@@ -91,7 +96,7 @@ class SweepResult:
         """The trained policies of the best setting by its mean, a row for each seed; or of one seed.
 
         Args:
-          setting: its label, of another one.
+          setting: the values of another one, or its label.
           seed: the number of a seed; "best" is the one with the highest score, a lucky one.
           which: see `grpo_jax.load`.
 
@@ -99,11 +104,12 @@ class SweepResult:
           ConfigError: there is no such setting or seed, or the setting's policies were not kept: those of the best ten
             are.
         """
-        known = {each.label: each.run for each in self.ranking}
-        label = self.ranking[0].label if setting is None else setting
-        if label not in known:
-            raise ConfigError(f"the sweep has no setting {label!r}: {nearest(label, known)}")
-        return load(self.out, label, row=seed, which=which, config=known[label].config)
+        ranking = self.ranking
+        found = next((each for each in ranking if setting in (None, each.label, each.values)), None)
+        if found is None:
+            labels = [each.label for each in ranking]
+            raise ConfigError(f"the sweep has no setting {setting!r}: {nearest(str(setting), labels)}")
+        return load(self.out, found.label, row=seed, which=which, config=found.run.config)
 
     def __repr__(self) -> str:
         lines = [f"{self.environment}, final return: {describe_seeds(self.num_seeds)}"]

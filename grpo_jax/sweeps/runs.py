@@ -14,6 +14,7 @@ from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.recording import bootstrap_interval, iqm
 from grpo_jax.recording.config_file import config_fields
 from grpo_jax.runs.progress import RunResult
+from grpo_jax.runs.settings import Setting
 from grpo_jax.types import TrainState
 
 
@@ -26,7 +27,7 @@ def run_keys(seed: int, num_seeds: int) -> tuple[jax.Array, jax.Array]:
 class Run(NamedTuple):
     """A finished run: one algorithm on one environment, all seeds."""
 
-    label: str
+    setting: Setting
     config: Config
     hyperparams: Hyperparams
     result: RunResult
@@ -35,7 +36,7 @@ class Run(NamedTuple):
     core_seconds: float  # likewise, summed over cores: not affected by other processes that slow this one down
     warnings: Sequence[str] = ()
 
-    def of_rows(self, rows: np.ndarray, label: str, hyperparams: Hyperparams) -> "Run":
+    def of_rows(self, rows: np.ndarray, setting: Setting, hyperparams: Hyperparams) -> "Run":
         """The run of some of the rows; it keeps the time of all of them together, and no states."""
         result = self.result._replace(
             states=None,
@@ -47,7 +48,7 @@ class Run(NamedTuple):
             settings=None,
         )
         final_returns = self.final_returns[rows]
-        return self._replace(label=label, hyperparams=hyperparams, result=result, final_returns=final_returns)
+        return self._replace(setting=setting, hyperparams=hyperparams, result=result, final_returns=final_returns)
 
     @property
     def environment(self) -> str:
@@ -101,8 +102,7 @@ def summarise(run: Run) -> dict:
     """What summary.json says of a run."""
     names = {"environment": run.environment, "algorithm": name_of(run.config.algorithm)}
     return {
-        "algorithm": run.label,
-        "environment": run.environment,
+        **vars(run.setting),
         "num_seeds": len(run.final_returns),
         "environment_steps": run.result.steps[-1].tolist(),
         "ended_by": run.result.ended_by.tolist(),

@@ -25,9 +25,25 @@ from grpo_jax.runs.evaluations import Evaluate
 from grpo_jax.runs.processes import from_process_zero, is_process_zero
 from grpo_jax.runs.run_spec import RunSpec, hardware, versions
 from grpo_jax.sweeps.runs import SAMPLED_RETURN, Run, Score, summarise
+from grpo_jax.training.checks import check_mesh, check_run
 
 PROGRAMS = "programs"
 """The folder of the runs that are trained, where several plans share a program."""
+
+
+def check_plans(plans: Sequence[RunSpec], mesh: Mesh | None = None) -> None:
+    """Raises ConfigError if a run cannot be made, or two would have one folder."""
+    folders: dict[str, RunSpec] = {}
+    for plan in plans:
+        check_run(plan.config, plan.hyperparams)
+        if mesh is not None:
+            check_mesh(plan.config, mesh)
+        same = folders.setdefault(plan.setting.folder.casefold(), plan)
+        if same is not plan:
+            raise ConfigError(
+                f"two runs would have one folder: {same.setting} and {plan.setting}; leave one out, or give them names "
+                "that differ in letters or digits, such as sweep({name: Config(...), ...}, ...)"
+            )
 
 
 class Study:
@@ -56,9 +72,8 @@ class Study:
         compilation_cache: bool = True,
         programs: Sequence[RunSpec] | None = None,
     ):
+        check_plans(plans, mesh)
         trained = programs or plans
-        if len({plan.folder for plan in trained}) < len(trained):
-            raise ConfigError("two runs have the same name, so their records would be mixed up; leave one out")
         self.plans, self.out, self.console, self.runs = plans, recording.out, console, []
         self._recording, self._evaluate, self._score, self.mesh = recording, evaluate, score, mesh
         self._compilation_cache, self._subfolder = compilation_cache, PROGRAMS if programs else ""
@@ -96,11 +111,11 @@ class Study:
         score = functools.partial(self._score.function, plan.config)
         scores = kept_with(plan.config, (self._score, mesh), lambda: make_rows_function(score, mesh))
         if not self.console.is_terminal:
-            self.console.print(f"{plan.name}: evaluating")
-        with kept_programs(self._compilation_cache), self.console.status(f"{plan.name}: evaluating"):
+            self.console.print(f"{plan.setting.title}: evaluating")
+        with kept_programs(self._compilation_cache), self.console.status(f"{plan.setting.title}: evaluating"):
             final_returns = scores(result.states, evaluation_keys).astype(np.float64)
         return Run(
-            plan.label,
+            plan.setting,
             plan.config,
             plan.hyperparams,
             result,

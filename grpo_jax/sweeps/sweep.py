@@ -1,7 +1,7 @@
 """`sweep`: trains every setting of a grid with the same seeds, and ranks the settings."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,12 @@ from grpo_jax.recording.run_folder import Recording
 from grpo_jax.runs.processes import from_process_zero, is_process_zero
 from grpo_jax.runs.progress import Chunk
 from grpo_jax.runs.run_spec import RunSpec
-from grpo_jax.sweeps.grid import Grid, make_bases, make_grid
+from grpo_jax.sweeps.grid import make_bases, make_grid
 from grpo_jax.sweeps.pictures import plot, plot_axes
 from grpo_jax.sweeps.programs import SPLIT_FILE, make_programs, split_policies
 from grpo_jax.sweeps.result import SweepResult, swept
 from grpo_jax.sweeps.runs import run_keys
-from grpo_jax.sweeps.study import PROGRAMS, Study
-from grpo_jax.training.checks import check_mesh, check_run
+from grpo_jax.sweeps.study import PROGRAMS, Study, check_plans
 
 OPTIONS = {"evaluate", "mesh", "compilation_cache", "console", "memory_gib"}
 
@@ -84,17 +83,17 @@ def sweep(
     hyperparams = Hyperparams() if hyperparams is None else hyperparams
     if total_steps is not None:
         hyperparams = hyperparams.replace(total_steps=total_steps)
-    bases, traced = make_bases(configs, values or {}, hyperparams)
     if not isinstance(seed, int | np.integer) or seed < 0:
         raise ConfigError(f"seed={seed!r} must be a whole number from 0")
     keys, evaluation_keys = run_keys(seed, as_count("num_seeds", num_seeds))
-    samples = None if samples is None else as_count("samples", samples)
+    bases, traced = make_bases(configs, values or {}, hyperparams, keys)
+    plans = make_grid(bases, traced, None if samples is None else as_count("samples", samples), seed)
     check_arguments("sweep", options, OPTIONS)
-    return train_grid(make_grid(bases, traced, keys, samples, seed), as_recording(out), evaluation_keys, **options)
+    return train_grid(plans, as_recording(out), evaluation_keys, **options)
 
 
 def train_grid(
-    grid: Grid,
+    plans: Sequence[RunSpec],
     recording: Recording,
     evaluation_keys: jax.Array,
     *,
@@ -110,47 +109,42 @@ def train_grid(
     recording.check()
     if memory_gib is not None and not memory_gib > 0:
         raise ConfigError(f"memory_gib={memory_gib} must be above 0")
-    for plan in grid.plans:
-        check_run(plan.config, plan.hyperparams)
-        if mesh is not None:
-            check_mesh(plan.config, mesh)
+    check_plans(plans, mesh)
     out = recording.out
     with clean_up_on_error(out):
         from_process_zero(lambda: lock_run_folder(out, resume=recording.resume))  # before anything is compiled
-        programs = make_programs(grid.plans, mesh, memory_gib=memory_gib, resumed=out if recording.resume else None)
+        programs = make_programs(plans, mesh, memory_gib=memory_gib, resumed=out if recording.resume else None)
     if isinstance(console, bool):
         console = Console(quiet=not (console and is_process_zero()))
-    trained = [program for program, _ in programs]
-    study = Study(grid.plans, recording, mesh=mesh, console=console, programs=trained, **options)
-    write_json(study.out / SPLIT_FILE, [[plan.label for plan in plans] for _, plans in programs])
-    for program, plans in programs:
-        _train_program(study, program, plans, evaluation_keys, resume=recording.resume)
-    runs = {run.label: run for run in study.runs}  # in the order of the programs
-    points = [dict(zip(grid.axes, point, strict=True)) for point in grid.points]
-    result = SweepResult(out, [swept(point, runs[plan.label]) for point, plan in zip(points, grid.plans, strict=True)])
+    study = Study(plans, recording, mesh=mesh, console=console, programs=programs, **options)
+    write_json(study.out / SPLIT_FILE, [[setting.values for setting in each.settings.rows] for each in programs])
+    for program in programs:
+        _train_program(study, program, evaluation_keys, resume=recording.resume)
+    runs = {run.setting: run for run in study.runs}  # in the order of the programs
+    result = SweepResult(out, [swept(runs[plan.setting]) for plan in plans])
     best = result.ranking[0].run
-    study.write_summary(best=best.label)
+    study.write_summary(best=best.setting.values)
     write_json(study.out / "best.json", as_fields(best.config, best.hyperparams))
     plot_axes(result, study.out / "sweep.png")
     plot(result, study.out / "learning_curves.png")
     if is_process_zero():
-        split_policies(study.out, programs, {setting.label for setting in result.ranking[:NUM_DRAWN]})
+        kept = {each.run.setting for each in result.ranking[:NUM_DRAWN]}
+        split_policies(study.out, programs, [plan for plan in plans if plan.setting in kept])
         if not (study.out / PROGRAMS / "checkpoints").exists():  # else a sweep that is resumed needs them
             shutil.rmtree(study.out / PROGRAMS / POLICIES)
     return result
 
 
-def _train_program(
-    study: Study, program: RunSpec, plans: list[RunSpec], evaluation_keys: jax.Array, *, resume: bool
-) -> None:
+def _train_program(study: Study, program: RunSpec, evaluation_keys: jax.Array, *, resume: bool) -> None:
     """Trains the rows of several plans at once, and records each plan as a separate run.
 
     They share the time of their program: the steps per second of each are a part of the program's.
     """
-    together = study.train(program, jnp.repeat(evaluation_keys, len(plans)))
-    runs = []
-    for plan, rows in zip(plans, program.settings.rows.values(), strict=True):
-        run = together.of_rows(rows, plan.label, plan.hyperparams)
+    settings, plans, runs = program.settings.rows, {plan.setting: plan for plan in study.plans}, []
+    together = study.train(program, jnp.repeat(evaluation_keys, len(settings)))
+    for setting, rows in settings.items():
+        plan = plans[setting]
+        run = together.of_rows(rows, setting, plan.hyperparams)
         past = NO_ITERATIONS if resume else None  # what an interrupted sweep has written is replaced
         with MetricsLogger(study.out, plan, console=False, past=past) as logger:
             logger.record(Chunk(run.result.metrics, run.result.steps, iteration=0, seconds=run.result.train_seconds))

@@ -235,7 +235,7 @@ def test_a_sweep_compiles_once(folder, monkeypatch, capsys):
     same = [jax.tree.all(jax.tree.map(np.array_equal, first, params)) for params in trained]
     assert same == [True, False]
     runs = json.loads((folder / "out" / "summary.json").read_text())["runs"]
-    assert [run["algorithm"] for run in runs] == ["learning_rate=0", "learning_rate=0.01"]
+    assert [run["values"] for run in runs] == [{"learning_rate": 0.0}, {"learning_rate": 0.01}]
     assert "learning_rate=0.01" in capsys.readouterr().out.split("final reward")[1]
 
 

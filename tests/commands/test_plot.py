@@ -16,7 +16,8 @@ def write_run(folder, *, returns, finals=None, label="grpo", environment="Catch-
     with (folder / "metrics.jsonl").open("a") as file:
         for i, row in enumerate(returns):
             steps = [100 * (i + 1)] * len(row)
-            line = {"run": f"{label} on {environment}", "iteration": i, "environment_steps": steps}
+            run = {"values": {"name": label}, "environment": environment}
+            line = {"run": run, "iteration": i, "environment_steps": steps}
             file.write(
                 json.dumps(line | {"episode/return_mean": row, "episode/count": [2.0] * len(row), "loss/policy": row})
                 + "\n"
@@ -24,7 +25,7 @@ def write_run(folder, *, returns, finals=None, label="grpo", environment="Catch-
     path = folder / "summary.json"
     runs = json.loads(path.read_text())["runs"] if path.exists() else []
     if finals is not None:
-        runs.append({"algorithm": label, "environment": environment, "final_return": {"per_seed": finals}})
+        runs.append({"values": {"name": label}, "environment": environment, "final_return": {"per_seed": finals}})
         path.write_text(json.dumps({"runs": runs}))
 
 
@@ -39,7 +40,7 @@ def folders(tmp_path):
 
 def test_runs_are_read_with_what_is_missing_and_still_being_written(folders):
     with (folders[0] / "metrics.jsonl").open("a") as file:
-        file.write('{"run": "grpo on Catch-b')
+        file.write('{"run": {"values": {"na')
     (run,) = plot.read_runs(folders[0])
     assert run.label == "grpo" and run.environment == "Catch-bsuite" and run.final_returns.tolist() == [0.5, 0.25]
     np.testing.assert_array_equal(run.values, np.float32([[0.0, np.nan], [0.5, 0.1], [0.6, 0.2]]))
@@ -98,13 +99,9 @@ def test_folders_without_a_run_are_reported(tmp_path, folders):
         plot.read_runs(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "text", ["[]", "{", '{"runs": 3}', '{"runs": [3]}', '{"runs": [{"algorithm": "a"}]}', "[" * 9999]
-)
+@pytest.mark.parametrize("text", ["[]", "{", '{"runs": 3}', '{"runs": [3]}', '{"runs": [{"values": {}}]}', "[" * 9999])
 def test_a_damaged_summary_is_named(text, tmp_path):
-    (tmp_path / "metrics.jsonl").write_text(
-        '{"run": "a on b", "iteration": 0, "environment_steps": [1], "episode/return_mean": [1.0]}\n'
-    )
+    write_run(tmp_path, returns=[[1.0]])
     (tmp_path / "summary.json").write_text(text)
     with pytest.raises(ConfigError, match=r"summary\.json (is damaged|cannot be read)"):
         plot.read_runs(tmp_path)

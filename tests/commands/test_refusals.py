@@ -1,8 +1,10 @@
 """What cannot be, as a user would write it: one clear line, exit code 2, and nothing overwritten or lost."""
 
+import dataclasses
 import errno
 import fcntl
 import importlib
+import json
 import sys
 from pathlib import Path
 
@@ -38,9 +40,10 @@ def saved_run(tmp_path_factory):
     parsed = train.parse(train.Arguments, TINY)
     keys = jax.random.split(jax.random.split(jax.random.key(0))[0], 1)
     plan = RunSpec("ppo", parsed.config, parsed.hyperparams, keys)
-    with Checkpoints(out / "checkpoints" / plan.folder, describe_run(plan), every=1) as checkpoints:
+    with Checkpoints(out / "checkpoints" / plan.setting.folder, describe_run(plan), every=1) as checkpoints:
         checkpoints.save(initial_progress({"params": jnp.ones((1, 4))}, 1)._replace(steps=np.array([32]), iteration=1))
-    (out / "metrics.jsonl").write_text('{"run": "ppo on Catch-bsuite", "iteration": 0, "environment_steps": [32]}\n')
+    line = {"run": dataclasses.asdict(plan.setting), "iteration": 0, "environment_steps": [32]}
+    (out / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     return out
 
 
@@ -220,7 +223,7 @@ def test_two_processes_in_one_folder(tmp_path, capsys):
 
 def test_two_runs_of_one_name(tmp_path, capsys):
     arguments = family.Arguments(algorithms=("grpo", "grpo"), out=tmp_path / "out")
-    assert "the same name" in refused(capsys, lambda: family.main(arguments))
+    assert "one folder: grpo and grpo" in refused(capsys, lambda: family.main(arguments))
     assert not (tmp_path / "out").exists()
 
 
@@ -282,8 +285,6 @@ def test_a_failed_start_keeps_what_was_saved_before(saved_run, capsys, monkeypat
     monkeypatch.setattr("grpo_jax.sweeps.study.record", failing(MemoryError("not enough")))
     assert "not enough" in refused(capsys, lambda: start(*SAVED, "--resume", "--out", str(saved_run)))
     assert contents(saved_run) == before and (saved_run / "metrics.jsonl").exists()
-
-
 
 
 def test_an_address_without_a_port():

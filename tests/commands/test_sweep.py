@@ -18,6 +18,7 @@ from grpo_jax.recording.checkpoint import Checkpoints
 from grpo_jax.recording.config_file import as_fields
 from grpo_jax.recording.run_folder import describe_run
 from grpo_jax.runs.run_spec import RunSpec
+from grpo_jax.runs.settings import Setting
 from grpo_jax.sweeps import programs
 
 SMALL = ["--environment", "Catch-bsuite", "--algorithm", "ppo", "--num-envs", "4", "--num-steps", "16"]
@@ -31,19 +32,18 @@ def make_grid(flags, samples=None, seed=0):
 def test_traced_and_static_axes_span_a_grid():
     flags = [*SMALL, "--learning-rate", "1e-3", "1e-2", "--num-epochs=1", "--num-minibatches", "2", "4"]
     found = make_grid(flags)
-    assert found.axes == ("num_minibatches", "learning_rate")
-    assert found.points == [(2, 1e-3), (2, 1e-2), (4, 1e-3), (4, 1e-2)]
-    assert [plan.config.num_minibatches for plan in found.plans] == [2, 2, 4, 4]
-    assert [plan.hyperparams.learning_rate for plan in found.plans] == [1e-3, 1e-2] * 2
-    assert {plan.config.num_epochs for plan in found.plans} == {1}
-    assert found.plans[3].label == "num_minibatches=4, learning_rate=0.01"
+    values = [(plan.config.num_minibatches, plan.hyperparams.learning_rate) for plan in found]
+    assert values == [(2, 1e-3), (2, 1e-2), (4, 1e-3), (4, 1e-2)]
+    assert [plan.label for plan in found] == [{"num_minibatches": n, "learning_rate": rate} for n, rate in values]
+    assert {plan.config.num_epochs for plan in found} == {1}
+    assert str(found[3].setting) == "num_minibatches=4, learning_rate=0.01"
     # What is not said is as grpo-jax train has it: tuned for the environment and the algorithm.
-    assert found.plans[0].config.env.max_steps == 9 and found.plans[0].hyperparams.entropy_coef == 0.01
+    assert found[0].config.env.max_steps == 9 and found[0].hyperparams.entropy_coef == 0.01
 
 
 def test_a_budget_that_is_swept_replaces_the_other_kind_of_a_file(tmp_path):
     (tmp_path / "fields.json").write_text('{"algorithm": "auto", "num_iterations": 7}')
-    plans = make_grid(["--config", str(tmp_path / "fields.json"), "--total-steps", "1e6", "1e5"]).plans
+    plans = make_grid(["--config", str(tmp_path / "fields.json"), "--total-steps", "1e6", "1e5"])
     assert [name_of(plan.config.algorithm) for plan in plans] == ["ppo", "ppo"]
     assert [plan.hyperparams.num_iterations for plan in plans] == [None, None]
     assert [plan.hyperparams.total_steps for plan in plans] == [1e6, 1e5]
@@ -51,20 +51,20 @@ def test_a_budget_that_is_swept_replaces_the_other_kind_of_a_file(tmp_path):
 
 def test_samples_are_drawn_log_uniformly():
     found = make_grid([*SMALL, "--learning-rate", "1e-5", "1e-1", "--clip-high", "0.1", "0.4"], samples=200, seed=1)
-    rates, clips = np.array(found.points).T
-    assert len(found.plans) == 200 and 1e-5 <= rates.min() < 1e-4 < 1e-2 < rates.max() <= 1e-1
+    rates, clips = np.array([[*plan.label.values()] for plan in found]).T
+    assert len(found) == 200 and 1e-5 <= rates.min() < 1e-4 < 1e-2 < rates.max() <= 1e-1
     assert abs(np.log10(rates).mean() + 3) < 0.3 and 0.1 <= clips.min() < clips.max() <= 0.4
-    assert all(plan.hyperparams.clip_high == clip for plan, clip in zip(found.plans, clips, strict=True))
+    assert all(plan.hyperparams.clip_high == clip for plan, clip in zip(found, clips, strict=True))
 
 
 def test_labels_are_exact_and_say_no_more_than_they_must():
     found = make_grid([*SMALL, "--discount", "0.9999999", "1", "0.123456789", "1e-3"])
     values = [0.9999999, 1, 0.123456789, 0.001]
-    assert [plan.label for plan in found.plans] == [f"discount={value}" for value in values]
-    assert [float(plan.label.removeprefix("discount=")) for plan in found.plans] == values
+    assert [str(plan.setting) for plan in found] == [f"discount={value}" for value in values]
+    assert [plan.label["discount"] for plan in found] == values
     # In a range so narrow that four digits are too few.
     drawn = make_grid([*SMALL, "--learning-rate", "0.1", "0.1001"], samples=50)
-    assert len({plan.label for plan in drawn.plans}) == 50
+    assert len({plan.setting for plan in drawn}) == 50
 
 
 MISTAKES = [
@@ -105,21 +105,21 @@ def test_as_many_configurations_as_fit(monkeypatch):
 def test_a_sweep_that_is_resumed_keeps_its_split(tmp_path, monkeypatch):
     found = make_grid([*SMALL, "--learning-rate", "1", "2", "3", "4", "5"])
     monkeypatch.setattr(programs, "plans_at_once", lambda *arguments: 2)
-    before = programs.make_programs(found.plans, None)
-    labels = [[plan.label for plan in plans] for _, plans in before]
-    assert labels == [[f"learning_rate={i}" for i in part] for part in ([1, 4], [2, 5], [3])]
+    before = programs.make_programs(found, None)
+    split = [[setting.values for setting in program.settings.rows] for program in before]
+    assert split == [[{"learning_rate": i} for i in part] for part in ([1, 4], [2, 5], [3])]
     (tmp_path / programs.PROGRAMS).mkdir()
-    (tmp_path / programs.SPLIT_FILE).write_text(json.dumps(labels))
+    (tmp_path / programs.SPLIT_FILE).write_text(json.dumps(split))
     monkeypatch.setattr(programs, "plans_at_once", lambda *arguments: 5)
-    after = programs.make_programs(found.plans, None, resumed=tmp_path)
-    assert [describe_run(program) for program, _ in after] == [describe_run(program) for program, _ in before]
+    after = programs.make_programs(found, None, resumed=tmp_path)
+    assert [describe_run(program) for program in after] == [describe_run(program) for program in before]
     other = make_grid([*SMALL, "--learning-rate", "1", "2", "3"])
-    assert len(programs.make_programs(other.plans, None, resumed=tmp_path)) == 1, "of another sweep it says nothing"
+    assert len(programs.make_programs(other, None, resumed=tmp_path)) == 1, "of another sweep it says nothing"
 
 
 def test_flags_with_several_values_by_nature_are_no_axes():
     found = make_grid([*SMALL, "--critic-hidden-sizes", "8", "4", "--learning-rate", "1e-3", "1e-2"])
-    assert found.axes == ("learning_rate",) and found.plans[0].config.network.critic_hidden_sizes == (8, 4)
+    assert [*found[0].label] == ["learning_rate"] and found[0].config.network.critic_hidden_sizes == (8, 4)
 
 
 # --- files of fields -------------------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ def test_a_sweep_end_to_end_in_one_program_and_in_parts(tmp_path, capsys, monkey
     for name in ("whole", "parts", "one"):
         assert {"metrics.jsonl", "summary.json"} <= {path.name for path in (tmp_path / name).iterdir()}
         summary = json.loads((tmp_path / name / "summary.json").read_text())
-        runs[name] = {run["algorithm"]: run["final_return"]["per_seed"] for run in summary["runs"]}
+        runs[name] = {str(Setting(run["values"])): run["final_return"]["per_seed"] for run in summary["runs"]}
     assert len(runs["whole"]) == 4 and runs["whole"] == runs["parts"]
     assert runs["one"]["ppo"] == runs["whole"]["learning_rate=0.01, clip_high=0.3"]
     best = train.parse(train.RunFlags, ["--config", str(tmp_path / "whole" / "best.json")])

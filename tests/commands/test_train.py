@@ -14,6 +14,7 @@ from grpo_jax.commands.harness.settings import ENVIRONMENT_SETTINGS, tuned_setti
 from grpo_jax.policies import MLP
 from grpo_jax.recording.files import write_json
 from grpo_jax.runs.progress import RunResult
+from grpo_jax.runs.settings import Setting
 from grpo_jax.sweeps.runs import Run, summarise
 
 
@@ -28,7 +29,7 @@ def test_train_writes_its_results(tmp_path, capsys):
     train.main(arguments)
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     (run,) = summary["runs"]
-    assert run["algorithm"] == "ppo" and run["environment_steps"] == [192, 192]
+    assert run["values"] == {"name": "ppo"} and run["environment_steps"] == [192, 192]
     assert run["environment"] == "Catch-bsuite" and run["config"]["network"]["hidden_sizes"] == [4]
     assert run["num_seeds"] == len(run["final_return"]["per_seed"]) == 2
     low, high = run["final_return"]["ci95"]
@@ -36,7 +37,8 @@ def test_train_writes_its_results(tmp_path, capsys):
     assert run["steps_per_second"] > 0 and run["wall_seconds"] > run["compile_seconds"] > 0
     assert {"jax", "gymnax", "python"} <= summary["versions"].keys() and summary["hardware"]
     lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
-    assert {line["run"] for line in lines} == {"ppo on Catch-bsuite"} and len(lines[0]["episode/return_mean"]) == 2
+    assert all(line["run"] == {"values": {"name": "ppo"}, "environment": "Catch-bsuite"} for line in lines)
+    assert len(lines[0]["episode/return_mean"]) == 2
     assert (tmp_path / "out" / "learning_curves.png").read_bytes().startswith(b"\x89PNG")
     assert "final return" in capsys.readouterr().out
     # A mistake is found before the folder is made.
@@ -121,7 +123,7 @@ def test_runs_are_written_as_strict_json(tmp_path):
     steps = 64 * np.arange(1, 101)[:, None]
     metrics, ended_by = {name: np.ones((100, 1)) for name in names}, np.array(["max_episodes"])
     result = RunResult(None, metrics, steps, 1.0, 1.0, None, ended_by, np.ones(1))
-    run = Run("ppo", config, Hyperparams(total_steps=np.inf), result, np.ones(1), 2.0, 1.0)
+    run = Run(Setting({"name": "ppo"}, "Catch-bsuite"), config, Hyperparams(total_steps=np.inf), result, np.ones(1), 2.0, 1.0)
     write_json(tmp_path / "summary.json", summarise(run))
     summary = (tmp_path / "summary.json").read_text()
     assert json.loads(summary)["hyperparams"]["total_steps"] == "inf" and "Infinity" not in summary

@@ -21,7 +21,7 @@ from grpo_jax.commands.harness.command import command
 from grpo_jax.errors import ConfigError
 from grpo_jax.policies import MLP
 from grpo_jax.rendering.animation import CAPTION_HEIGHT
-from grpo_jax.runs.settings import Settings
+from grpo_jax.runs.settings import Setting, Settings
 
 SIZES = {"algorithm": "ppo", "num_envs": 4, "num_steps": 8, "num_minibatches": 1, "network": MLP((4,))}
 CARTPOLE = Config(environment="CartPole-v1", env_params={"max_steps_in_episode": 20}, **SIZES)
@@ -57,7 +57,7 @@ def test_episodes_of_all_rows_are_evaluated(folder, tmp_path, capsys, monkeypatc
 def test_episodes_of_settings_are_summarised_apart(tmp_path, capsys, monkeypatch):
     """Two seeds of one setting and one of another, whose episodes are given."""
     returns = np.array([[1.0, 3.0], [4.0, 4.0], [10.0, 20.0]])
-    settings = Settings({}, {"clip=0.1": np.array([0, 1]), "clip=0.2": np.array([2])})
+    settings = Settings({Setting({"clip": 0.1}): np.array([0, 1]), Setting({"clip": 0.2}): np.array([2])})
     config = SimpleNamespace(env=SimpleNamespace(name="Maze"), env_params={"walls": 2})
     policies = SimpleNamespace(config=config, settings=settings, name="run on Maze", row=np.arange(3))
     policies = type("Policies", (SimpleNamespace,), {"__len__": lambda _: 3})(**vars(policies))
@@ -71,7 +71,7 @@ def test_episodes_of_settings_are_summarised_apart(tmp_path, capsys, monkeypatch
     assert "0 1.667 0.9428 1 3 2.333".split() in lines and "2 13.33 4.714 10 20 16.67".split() in lines
     assert sum("IQM" in line for line in lines) == 1, "of several seeds"
     written = json.loads(out.read_text())
-    assert written["return"]["clip=0.1"]["per_seed"] == [5 / 3, 4.0] and written["env_params"] == {"walls": 2}
+    assert written["return"][0]["per_seed"] == [5 / 3, 4.0] and written["env_params"] == {"walls": 2}
     assert written["returns"] == [[1, 1, 3], [4, 4, 4], [10, 10, 20]] and written["lengths"][0] == [3, 1, 3]
     assert evaluate.num_batches(3, 3000) == 3, "at most 4096 episodes of all rows at once"
 

@@ -22,6 +22,7 @@ from grpo_jax.policies import MLP
 from grpo_jax.recording.checkpoint import Checkpoints, check_same_run
 from grpo_jax.recording.metrics_file import read_metrics, read_settings, truncate_metrics
 from grpo_jax.runs.progress import initial_progress
+from grpo_jax.runs.settings import Setting
 
 CATCH = Config(
     environment="Catch-bsuite", algorithm="ppo", num_envs=2, num_steps=2, num_minibatches=1, network=MLP((2,))
@@ -153,8 +154,8 @@ def test_a_damaged_checkpoint_is_skipped_refused_or_the_same(seed, run, tmp_path
 @pytest.mark.parametrize("seed", cases(8, 80))
 def test_lines_of_metrics_are_read_or_left_out(seed, tmp_path):
     draw, path = random.Random(seed), tmp_path / "metrics.jsonl"
-    column = {"environment_steps": [10, 20], "episode/return_mean": [1.5, None], "hyperparams/discount": [0.5, "inf"]}
-    lines = [{"run": "a on b", "iteration": i} | column for i in range(6)]
+    column = {"environment_steps": [10, 20], "episode/return_mean": [1.5, None], "setting/discount": [0.5, "inf"]}
+    lines = [{"run": {"values": {"name": "a"}, "environment": "b"}, "iteration": i} | column for i in range(6)]
     damaged = draw.randrange(6)
     texts = [json.dumps(line).encode() for line in lines]
     texts[damaged] = draw.choice(
@@ -167,9 +168,9 @@ def test_lines_of_metrics_are_read_or_left_out(seed, tmp_path):
     )
     path.write_bytes(b"\n".join([*texts, b""]))
     read_settings(tmp_path)
-    chunk = read_metrics(tmp_path).get("a on b")
+    chunk = read_metrics(tmp_path).get(Setting({"name": "a"}, "b"))
     assert (damaged == 0 and chunk is None) or chunk.steps[:damaged].tolist() == [[10, 20]] * damaged
-    truncate_metrics(tmp_path, "a on b", damaged)
+    truncate_metrics(tmp_path, Setting({"name": "a"}, "b"), damaged)
     assert [json.loads(line) for line in path.read_text().splitlines()][:damaged] == lines[:damaged]
 
 

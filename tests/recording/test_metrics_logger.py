@@ -17,6 +17,7 @@ from grpo_jax.recording.files import write_json
 from grpo_jax.recording.folder_lock import StopSignal
 from grpo_jax.recording.metrics_logger import MetricsLogger
 from grpo_jax.runs.run_spec import RunSpec
+from grpo_jax.runs.settings import Setting
 
 
 class Chunk(NamedTuple):
@@ -37,7 +38,7 @@ def make_chunk(returns, *, iteration=0, made=10, seconds=1.0, before=0, **metric
 
 def make_logger(directory, name, total_steps, num_rows, console):
     class Spec(RunSpec):
-        name = property(lambda self: self.label)
+        setting = property(lambda self: Setting({"name": self.label}))
 
     config = Config(
         environment=Probe(), algorithm="ppo", num_envs=1, num_steps=10, num_minibatches=1, network=MLP((2,))
@@ -69,8 +70,9 @@ def test_one_line_an_iteration_with_null_for_what_is_not_finite(tmp_path):
     with make_logger(tmp_path, "grpo", 100, 2, False) as logger:
         logger.record(make_chunk([[1.5, np.nan], [np.inf, 2.5]]))
         logger.record(make_chunk([[3.0, -np.inf]], iteration=2, before=20))
+    run = {"values": {"name": "grpo"}, "environment": ""}
     assert read_lines(tmp_path) == [
-        {"run": "grpo", "iteration": i, "environment_steps": s, "episode/return_mean": r, "environment/steps": [10, 10]}
+        {"run": run, "iteration": i, "environment_steps": s, "episode/return_mean": r, "environment/steps": [10, 10]}
         for i, s, r in [(0, [10, 10], [1.5, None]), (1, [20, 20], [None, 2.5]), (2, [30, 30], [3.0, None])]
     ]
 

@@ -25,14 +25,15 @@ from grpo_jax.recording.trackers import TensorBoard, WeightsAndBiases
 from grpo_jax.recording.training_warnings import TrainingWarnings
 from grpo_jax.runs.progress import Chunk
 from grpo_jax.runs.run_spec import RunSpec
-from grpo_jax.runs.settings import format_value, setting_columns, settings_of
+from grpo_jax.runs.settings import Setting, as_value, format_value, setting_columns, settings_of
 
 SIZES = {"num_envs": 4, "num_steps": 8, "num_epochs": 1, "num_minibatches": 1, "network": MLP((4,))}
 CONFIG = Config(environment=Probe(), algorithm="ppo", **SIZES)
 # Two settings of two seeds each; the last row is the luckiest, and its setting the worse one.
 RATES = Hyperparams(learning_rate=jnp.array([1e-3, 1e-2, 1e-3, 1e-2]), kl_limit=jnp.array([0.05, np.inf, 0.05, np.inf]))
 RETURNS = np.array([40.0, 1.0, 50.0, 60.0])
-GOOD, BAD = "learning_rate=0.001, kl_limit=0.05", "learning_rate=0.01, kl_limit=inf"
+GOOD = Setting({"learning_rate": 0.001, "kl_limit": 0.05})
+BAD = Setting({"learning_rate": 0.01, "kl_limit": np.inf})
 SETTINGS = settings_of(setting_columns(RATES, None, {}), 4)
 
 
@@ -57,24 +58,25 @@ def folder(tmp_path_factory):
 
 def test_rows_that_are_alike_are_seeds_of_one_setting():
     settings = settings_of({"learning_rate": jnp.full(3, 1e-3), "discount": 0.9, "warmup": None}, 3)
-    assert {label: rows.tolist() for label, rows in settings.rows.items()} == {"": [0, 1, 2]}
-    assert settings.values == {} and settings.word == "seeds"
+    assert {setting: rows.tolist() for setting, rows in settings.rows.items()} == {Setting(): [0, 1, 2]}
+    assert settings.word == "seeds"
 
 
 def test_rows_that_differ_are_settings_in_their_order():
     assert {label: rows.tolist() for label, rows in SETTINGS.rows.items()} == {GOOD: [0, 2], BAD: [1, 3]}
-    assert sorted(SETTINGS.values) == ["hyperparams/kl_limit", "hyperparams/learning_rate"]
+    assert str(GOOD) == "learning_rate=0.001, kl_limit=0.05"
     plan = RunSpec(
         "ppo", CONFIG, Hyperparams(), jax.random.split(jax.random.key(0), 2), env_params={"bonus": [0.5, 1.0]}
     )
-    assert [*plan.settings.rows] == ["bonus=0.5", "bonus=1"]
+    assert [*map(str, plan.settings.rows)] == ["bonus=0.5", "bonus=1"]
     groups = settings_of({"bonus": np.arange(6.0).reshape(2, 3)}, 2)
-    assert [*groups.rows] == [""], "values for the groups of a row are drawn, not chosen"
+    assert [*groups.rows] == [Setting()], "values for the groups of a row are drawn, not chosen"
 
 
 def test_parameters_that_are_arrays_differ_by_their_entries():
     def labels(goal):
-        return [*settings_of(setting_columns(Hyperparams(), {"goal": goal}, {"goal": np.zeros(2)}), 2).rows]
+        columns = setting_columns(Hyperparams(), {"goal": goal}, {"goal": np.zeros(2)})
+        return [*map(str, settings_of(columns, 2).rows)]
 
     assert labels([[0.0, 1.0], [0.0, 2.0]]) == ["goal[1]=1", "goal[1]=2"]
     assert labels([0.0, 1.0]) == [""], "one goal for both rows"
@@ -82,8 +84,8 @@ def test_parameters_that_are_arrays_differ_by_their_entries():
 
 
 def test_values_that_are_equal_in_float32_are_one_setting():
-    assert [*settings_of({"discount": np.array([1.0, 0.99999999])}, 2).rows] == [""]
-    assert format_value(np.float32(3e-4)) == "0.0003" and format_value(0.123456789) == "0.123456789"
+    assert [*settings_of({"discount": np.array([1.0, 0.99999999])}, 2).rows] == [Setting()]
+    assert as_value(np.float32(3e-4)) == 3e-4 and format_value(0.123456789) == "0.123456789"
 
 
 def test_the_best_row_is_a_seed_of_the_best_setting():
@@ -102,12 +104,12 @@ def test_the_policy_of_the_best_setting_is_loaded(tmp_path):
 
 def test_the_record_says_which_row_had_which_settings(folder):
     (line,) = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    assert line["hyperparams/learning_rate"] == [0.001, 0.01, 0.001, 0.01]
-    assert line["hyperparams/kl_limit"] == [0.05, "inf", 0.05, "inf"] and "hyperparams/discount" not in line
+    assert line["setting/learning_rate"] == [0.001, 0.01, 0.001, 0.01]
+    assert line["setting/kl_limit"] == [0.05, "inf", 0.05, "inf"] and "setting/discount" not in line
     (found,) = read_settings(folder).values()
     assert {label: rows.tolist() for label, rows in found.rows.items()} == {GOOD: [0, 2], BAD: [1, 3]}
     (metrics,) = read_metrics(folder).values()
-    assert not any("hyperparams" in name for name in metrics.metrics), "a resumed run has the metrics of a whole one"
+    assert not any("setting" in name for name in metrics.metrics), "a resumed run has the metrics of a whole one"
 
 
 def test_the_progress_shows_the_best_setting():
@@ -162,7 +164,8 @@ def test_each_setting_is_a_run_of_weights_and_biases(tmp_path, monkeypatch):
     assert {each["group"] for each in (good, bad)} == {"sweep"} and bad["reinit"] == "create_new"
     assert bad["config"]["hyperparams"]["learning_rate"] == 0.01 and good["config"]["hyperparams"]["kl_limit"] == 0.05
     assert first[0][0] == 3 and first[0][1]["loss/policy"] == 45 and second[0][1]["loss/policy_q75"] == 45.25
-    WeightsAndBiases(tmp_path, spec._replace(labels=["a", "b"]), mode="offline", group="sweep")
+    named = spec._replace(rows=[Setting({"name": each}) for each in "abab"])
+    WeightsAndBiases(tmp_path, named, mode="offline", group="sweep")
     assert [arguments["name"] for arguments, _ in begun[2:]] == ["a", "b"], "of a sweep, the names of its settings"
 
 
@@ -182,7 +185,7 @@ def test_evaluations_are_summarised_by_setting(tmp_path):
     policies = grpo_jax.load(tmp_path, config=CONFIG, row="all")
     returns, lengths = RETURNS[:, None] + np.zeros(3), np.ones((4, 3))
     cells = evaluate.table(policies, returns, lengths).columns
-    assert [*cells[0].cells] == [GOOD, "0", "2", "IQM", BAD, "1", "3", "IQM"]
+    assert [*cells[0].cells] == [str(GOOD), "0", "2", "IQM", str(BAD), "1", "3", "IQM"]
     assert [*cells[1].cells][3] == "45 [40, 50]"
     written = evaluate.summarise(evaluate.Arguments(tmp_path), policies, returns, lengths)
-    assert written["return"][BAD]["iqm"] == 30.5
+    assert [(each["values"], each["iqm"]) for each in written["return"]] == [(GOOD.values, 45), (BAD.values, 30.5)]

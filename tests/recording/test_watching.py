@@ -1,5 +1,6 @@
 """TrainingWarnings, trackers, signals, and what is read of metrics.jsonl."""
 
+import dataclasses
 import importlib.machinery
 import json
 import math
@@ -21,7 +22,7 @@ from grpo_jax.recording.run_folder import Recording
 from grpo_jax.recording.trackers import Guarded, TensorBoard, WeightsAndBiases, log_table, over_seeds
 from grpo_jax.recording.training_warnings import DEAD_ITERATIONS, TrainingWarnings
 from grpo_jax.runs.memory import Memory
-from grpo_jax.runs.settings import settings_of
+from grpo_jax.runs.settings import Setting, settings_of
 
 
 def watched(space, **columns):
@@ -125,8 +126,8 @@ def test_tensorboard_gets_every_iteration_and_forgets_what_is_made_again(tmp_pat
 
 def test_weights_and_biases_goes_on_with_its_run(tmp_path, monkeypatch):
     calls, settings = [], settings_of({}, 1)
-    spec = types.SimpleNamespace(name="grpo", labels=(), settings=settings)
-    monkeypatch.setattr("grpo_jax.recording.trackers.describe_run", lambda spec: {"a": 1})
+    spec = types.SimpleNamespace(setting=Setting({"name": "grpo"}), rows=(), settings=settings)
+    monkeypatch.setattr("grpo_jax.recording.trackers.describe_run", lambda spec: {"hyperparams": {"a": 1}})
 
     class Run:
         def define_metric(self, names, step_metric):
@@ -148,8 +149,8 @@ def test_weights_and_biases_goes_on_with_its_run(tmp_path, monkeypatch):
         tracker.record(iteration, np.array([[5]]), {"loss/policy": np.array([[0.5]])})
         tracker.close()
     first, second = calls[0], calls[3]
-    assert first == second and first["mode"] == "offline" and first["resume"] == "allow" and first["config"] == {"a": 1}
-    assert first["project"] == "mine"
+    assert first == second and first["mode"] == "offline" and first["resume"] == "allow"
+    assert first["project"] == "mine" and first["config"] == {"hyperparams": {"a": 1}}
     assert calls[1] == (0, {"loss/policy": 0.5, "environment_steps": 5}) and calls[4][0] == 1 and calls[5] == "finished"
 
 
@@ -225,22 +226,24 @@ def test_exhausted_memory_says_how_many_rows_would_fit(monkeypatch):
 
 
 def test_a_record_is_read_and_cut_whatever_a_killed_process_left(tmp_path):
+    one, other = (Setting({"name": name}, "Probe") for name in "ab")
+    runs = [dataclasses.asdict(one), dataclasses.asdict(other)]
     lines = [
         {"run": run, "iteration": i, "environment_steps": [10 * i, 5], "environment/steps": [9, None], "x": [0.1, None]}
-        for run in "ab"
+        for run in runs
         for i in range(3)
     ]
     path = tmp_path / "metrics.jsonl"
     whole = "".join(json.dumps(line) + "\n" for line in lines)
     path.write_text(whole + '{"run": "b", "iteration": 3, "environ')
-    chunk = read_metrics(tmp_path)["b"]
+    chunk = read_metrics(tmp_path)[other]
     assert chunk.steps.tolist() == [[0, 5], [10, 5], [20, 5]]
     assert chunk.metrics["environment/steps"].tolist() == [[9, 0]] * 3
     assert chunk.metrics["x"].dtype == np.float32 and np.isnan(chunk.metrics["x"][:, 1]).all()
-    truncate_metrics(tmp_path, "b", 3)
+    truncate_metrics(tmp_path, other, 3)
     assert path.read_text() == whole
-    truncate_metrics(tmp_path, "a", 1)
+    truncate_metrics(tmp_path, one, 1)
     assert [(line["run"], line["iteration"]) for line in map(json.loads, path.read_text().splitlines())] == [
-        *[("a", 0), ("b", 0), ("b", 1), ("b", 2)]
+        *[(runs[0], 0), (runs[1], 0), (runs[1], 1), (runs[1], 2)]
     ]
-    assert set(read_metrics(tmp_path)) == {"a", "b"}
+    assert set(read_metrics(tmp_path)) == {one, other}

@@ -16,7 +16,7 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.recording.figures import differing
 from grpo_jax.recording.statistics import describe_seeds
 from grpo_jax.runs.progress import RunResult
-from grpo_jax.runs.settings import settings_of
+from grpo_jax.runs.settings import Setting, settings_of
 from grpo_jax.sweeps import SweepResult
 from grpo_jax.sweeps.pictures import plot_axes
 from grpo_jax.sweeps.result import swept
@@ -36,20 +36,19 @@ def found(tmp_path_factory):
     return sweep(config, values, num_seeds=3, hyperparams=BASE.hyperparams, out=out, console=False)
 
 
-def finished(label, final_returns, metrics=None):
+def finished(values, final_returns, metrics=None):
     """A run of one iteration."""
     num_seeds = len(final_returns)
     metrics = metrics or {RETURN: np.array([final_returns]), "episode/count": np.ones((1, num_seeds))}
     result = RunResult(None, metrics, np.full((1, num_seeds), 64), 1.0, 1.0, None, None, None)
-    return Run(label, BASE.config, Hyperparams(), result, np.array(final_returns, float), 2.0, 1.0)
+    setting, scores = Setting(values, "Catch-bsuite"), np.array(final_returns, float)
+    return Run(setting, BASE.config, Hyperparams(), result, scores, 2.0, 1.0)
 
 
 def made(axes, finals):
     """The result of a sweep with these final returns, by the point."""
-    points = [dict(zip(axes, point, strict=True)) for point in finals]
-    labels = [", ".join(f"{axis}={value}" for axis, value in point.items()) for point in points]
-    runs = [finished(label, each) for label, each in zip(labels, finals.values(), strict=True)]
-    return SweepResult("runs/made", [swept(point, run) for point, run in zip(points, runs, strict=True)])
+    runs = [finished(dict(zip(axes, point, strict=True)), each) for point, each in finals.items()]
+    return SweepResult("runs/made", [swept(run) for run in runs])
 
 
 def test_each_setting_is_the_run_it_would_be_alone(found):
@@ -57,7 +56,7 @@ def test_each_setting_is_the_run_it_would_be_alone(found):
     result = run(dataclasses.replace(BASE.config), alone, run_keys(0, 3)[0])
     assert found.settings[1].label == "learning_rate=0.01" and found.settings[1].run.hyperparams.clip_high == 0.3
     np.testing.assert_array_equal(found.settings[1].run.result.steps, result.steps)
-    assert result.curves()[RETURN].shape == (1, 3, 3) and [*result.settings.rows] == [""]
+    assert result.curves()[RETURN].shape == (1, 3, 3) and [*result.settings.rows] == [Setting()]
     for name in (RETURN, "policy/entropy", "loss/value"):
         np.testing.assert_allclose(
             found.settings[1].run.result.metrics[name], result.metrics[name], rtol=1e-4, atol=1e-5
@@ -70,14 +69,14 @@ def test_settings_are_ranked_by_their_means():
     assert [setting.values["discount"] for setting in ranking] == [1.0, 0.9, 0.5], "not by the luckiest seed"
     assert ranking[1].mean == 0 and (ranking[1].low, ranking[1].high) == (0, 100) and ranking[0].low == 10
     lines = repr(result).splitlines()
-    assert "IQM of 4 seeds" in lines[0] and "fewer than 6" in lines[1] and lines[2] == "  1  discount=1.0  10 [10, 10]"
+    assert "IQM of 4 seeds" in lines[0] and "fewer than 6" in lines[1] and lines[2] == "  1  discount=1    10 [10, 10]"
 
 
 def test_policies_are_those_of_the_best_setting(found):
     best = found.ranking[0]
     policies = found.load()
     assert len(policies) == 3 and np.all(policies.hyperparams.learning_rate == np.float32(best.values["learning_rate"]))
-    assert found.load(seed=1).row == 1 and found.load("learning_rate=0.001").hyperparams.learning_rate[0] == 1e-3
+    assert found.load(seed=1).row == 1 and found.load({"learning_rate": 0.001}).hyperparams.learning_rate[0] == 1e-3
     policy = grpo_jax.load(found.out)
     assert policy.name == f"{best.label} on Catch-bsuite" and policy.score == policies.score.max()
     with pytest.raises(ConfigError, match="no setting 'learning_rate=0.1': did you mean 'learning_rate=0.01'"):
@@ -102,7 +101,7 @@ def test_a_table_has_a_line_for_each_iteration(found):
 
 def test_results_of_runs_keep_settings_apart_too(monkeypatch):
     metrics = {"environment/steps": np.array([[64, 64, 64], [0, 64, 0]]), "loss/policy": np.arange(6.0).reshape(2, 3)}
-    settings = settings_of({"hyperparams/discount": np.array([0.5, 1.0, 0.5])}, 3)
+    settings = settings_of({"discount": np.array([0.5, 1.0, 0.5])}, 3)
     steps = np.array([[64, 64, 64], [64, 128, 64]])
     result = RunResult(None, metrics, steps, 1.0, 1.0, None, None, None, settings)
     curves = result.curves()["loss/policy"]
@@ -122,9 +121,9 @@ COMMANDED = [*FLAGS, "--clip-high", "0.3", "--learning-rate", *map(str, RATES)]
 def test_the_command_asks_for_the_same_rows(found, tmp_path, monkeypatch, capsys):
     """With the same settings and keys, which is all that a folder depends on; and says what was found."""
 
-    def ask(grid, recording=None, evaluation_keys=None, **options):
-        rows = [(plan.label, plan.config, plan.hyperparams, bits(plan.keys)) for plan in grid.plans]
-        asked.append((grid.axes, grid.points, rows, bits(evaluation_keys)))
+    def ask(plans, recording=None, evaluation_keys=None, **options):
+        rows = [(plan.label, plan.config, plan.hyperparams, bits(plan.keys)) for plan in plans]
+        asked.append((rows, bits(evaluation_keys)))
         return found
 
     asked = []
@@ -145,7 +144,7 @@ def test_the_command_leaves_the_same_folder(found, tmp_path):
     for name in ("metrics.jsonl", "programs/metrics.jsonl", "programs/split.json", "best.json"):
         assert (found.out / name).read_text() == (tmp_path / "shell" / name).read_text(), name
     here, there = (json.loads((out / "summary.json").read_text()) for out in (found.out, tmp_path / "shell"))
-    assert here["best"] == there["best"] == found.ranking[0].label
+    assert here["best"] == there["best"] == found.ranking[0].values
     assert [run["final_return"] for run in here["runs"]] == [run["final_return"] for run in there["runs"]]
 
 
@@ -167,8 +166,9 @@ def test_pictures_are_drawn(found, tmp_path):
 
 
 def test_names_are_of_what_differs_only():
-    assert differing(["algorithm=ppo, discount=1", "algorithm=ppo, discount=0.9"]) == ["discount=1", "discount=0.9"]
-    assert differing(["discount=1"]) == ["discount=1"]
+    settings = [Setting({"algorithm": "ppo", "discount": value}) for value in (1.0, 0.9)]
+    assert differing(settings) == ["discount=1", "discount=0.9"]
+    assert differing(settings[:1]) == ["algorithm=ppo, discount=1"]
     assert describe_seeds(6) == "IQM of 6 seeds, 95% interval"
 
 
@@ -206,8 +206,7 @@ def test_several_configs_and_their_fields_are_axes():
 
     configs = {"small": CONFIG, "large": parse(RunFlags, [*FLAGS, "--hidden-sizes", "16"]).config}
     values = {"num_epochs": [1, 2], "learning_rate": np.float32([1e-3, 3e-4]), "discount": (0.5,)}
-    bases, traced = make_bases(configs, values, Hyperparams())
-    grid = make_grid(bases, traced, run_keys(0, 2)[0])
-    assert grid.axes == ("config", "num_epochs", "learning_rate") and len(grid.plans) == 8
-    assert grid.points[-1] == ("large", 2, 3e-4) and grid.plans[-1].label == "large, num_epochs=2, learning_rate=0.0003"
-    assert grid.plans[-1].config.num_epochs == 2 and grid.plans[-1].hyperparams.discount == 0.5
+    plans = make_grid(*make_bases(configs, values, Hyperparams(), run_keys(0, 2)[0]))
+    assert len(plans) == 8 and plans[-1].label == {"config": "large", "num_epochs": 2, "learning_rate": 3e-4}
+    assert str(plans[-1].setting) == "large, num_epochs=2, learning_rate=0.0003"
+    assert plans[-1].config.num_epochs == 2 and plans[-1].hyperparams.discount == 0.5

@@ -47,12 +47,12 @@ def table(runs: list[Run], notes: Mapping[str, str]) -> Table:
     """The runs on one environment side by side, with notes on some of them, by label, below."""
     environment, (_, steps) = runs[0].environment, runs[0].config.env.words
     columns = [Column("run", overflow="fold"), *return_columns(runs[0]), f"{steps}/s", "train", "compile", "wall"]
-    caption = "\n".join(f"{run.label}: {notes[run.label]}" for run in runs if run.label in notes)
+    caption = "\n".join(f"{run.setting}: {notes[str(run.setting)]}" for run in runs if str(run.setting) in notes)
     rendered = Table(*columns, title=environment, caption=caption or None)
     for run in runs:
         seconds = run.result.train_seconds, run.result.compile_seconds, run.wall_seconds
         times = [f"{value:.0f} s" for value in seconds]
-        rendered.add_row(run.label, *return_cells(run), f"{run.steps_per_second:,.0f}", *times)
+        rendered.add_row(str(run.setting), *return_cells(run), f"{run.steps_per_second:,.0f}", *times)
     return rendered
 
 
@@ -67,7 +67,7 @@ def plot_curves(runs: list[Run], path: Path, over: str) -> None:
         returns, counts = (run.result.metrics[SAMPLED], None) if evaluated else (run.returns, run.counts)
         if not np.isnan(returns).all():
             x = run.episodes if over == "episodes" else run.result.steps
-            curves[run.environment][run.label] = learning_curve(x, returns, counts)
+            curves[run.environment][str(run.setting)] = learning_curve(x, returns, counts)
     kind = "evaluation" if evaluated else "training"
     episodes = "completions" if over == "tokens" else "episodes"
     what = f"{runs[0].config.env.words[0]} of {kind} {episodes}"

@@ -19,7 +19,7 @@ from grpo_jax.policies import add_lora
 from grpo_jax.recording import RunSpec
 from grpo_jax.recording.files import read_object, write_json
 from grpo_jax.recording.folder_lock import StopSignal, deferred_signals
-from grpo_jax.runs.run_spec import folder_name
+from grpo_jax.runs.settings import folder_name
 from grpo_jax.types import PyTree
 
 TEMPLATE = "template.json"
@@ -38,7 +38,7 @@ def train(arguments: Any, task: LanguageTask, starts: Sequence[Path], plans: Seq
         study = CommandStudy("language_model", plans, arguments, score=held_out_reward(arguments.num_final))
         record_template(study.out, task)
         for plan in plans:
-            out = study.out if len(plans) == 1 else study.out / folder_name(plan.label)
+            out = study.out if len(plans) == 1 else study.out / folder_name(str(plan.setting))
             out.mkdir(exist_ok=True)
             curves = HeldOutCurves(task, plan, out, study.console, arguments, received)
             states = _train(arguments, study, plan, starts, curves)

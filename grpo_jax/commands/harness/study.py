@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,6 @@ from grpo_jax.runs.progress import Chunk, Progress
 from grpo_jax.runs.run_spec import RunSpec
 from grpo_jax.sweeps import study
 from grpo_jax.sweeps.runs import SAMPLED_RETURN, Score, run_keys
-from grpo_jax.training.checks import check_mesh, check_run
 from grpo_jax.types import PyTree
 
 
@@ -102,8 +101,8 @@ class StudyArguments:
         return run_keys(self.seed, self.num_seeds)[1]
 
 
-def check_plans(plans: list[RunSpec], arguments: StudyArguments) -> Mesh | None:
-    """The mesh of the flags; raises ConfigError if a plan cannot be run, before anything is written."""
+def check_flags(arguments: StudyArguments) -> Mesh | None:
+    """The mesh of the flags; raises ConfigError if they contradict each other, before anything is written."""
     if arguments.recording.resume and arguments.out is None:
         raise ConfigError("--resume needs the folder of the run; name it with --out")
     out = arguments.out
@@ -112,12 +111,7 @@ def check_plans(plans: list[RunSpec], arguments: StudyArguments) -> Mesh | None:
     arguments.recording.check()
     arguments.evaluation.make()
     sizes = arguments.devices.mesh
-    mesh = make_mesh(**mesh_sizes(sizes, "--mesh")) if sizes else None
-    for plan in plans:
-        check_run(plan.config, plan.hyperparams)
-        if mesh is not None:
-            check_mesh(plan.config, mesh)
-    return mesh
+    return make_mesh(**mesh_sizes(sizes, "--mesh")) if sizes else None
 
 
 class CommandStudy(study.Study):
@@ -134,7 +128,7 @@ class CommandStudy(study.Study):
 
     def __init__(self, name: str, plans: list[RunSpec], arguments: StudyArguments, *, score: Score = SAMPLED_RETURN):
         self._arguments = arguments
-        super().__init__(plans, **study_options(name, plans, arguments), score=score)
+        super().__init__(plans, **study_options(name, arguments), score=score)
 
     def run_all(
         self,
@@ -172,9 +166,9 @@ class CommandStudy(study.Study):
         print_files(self.console, self.out, "summary.json", "metrics.jsonl", "learning_curves.png")
 
 
-def study_options(name: str, plans: Sequence[RunSpec], arguments: StudyArguments) -> dict[str, Any]:
-    """The arguments of `study.Study` from the flags; raises ConfigError if a plan cannot be run."""
-    mesh = check_plans(plans, arguments)
+def study_options(name: str, arguments: StudyArguments) -> dict[str, Any]:
+    """The arguments of `study.Study` from the flags; raises ConfigError if they contradict each other."""
+    mesh = check_flags(arguments)
     if arguments.compilation_cache:
         keep_programs()
     else:  # also for a warm start, before the run
