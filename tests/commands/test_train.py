@@ -123,7 +123,9 @@ def test_runs_are_written_as_strict_json(tmp_path):
     steps = 64 * np.arange(1, 101)[:, None]
     metrics, ended_by = {name: np.ones((100, 1)) for name in names}, np.array(["max_episodes"])
     result = RunResult(None, metrics, steps, 1.0, 1.0, None, ended_by, np.ones(1))
-    run = Run(Setting({"name": "ppo"}, "Catch-bsuite"), config, Hyperparams(total_steps=np.inf), result, np.ones(1), 2.0, 1.0)
+    run = Run(
+        Setting({"name": "ppo"}, "Catch-bsuite"), config, Hyperparams(total_steps=np.inf), result, np.ones(1), 2.0, 1.0
+    )
     write_json(tmp_path / "summary.json", summarise(run))
     summary = (tmp_path / "summary.json").read_text()
     assert json.loads(summary)["hyperparams"]["total_steps"] == "inf" and "Infinity" not in summary
