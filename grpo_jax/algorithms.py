@@ -4,105 +4,64 @@
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Annotated, NamedTuple, get_type_hints
 
-from grpo_jax.baselines import (
-    Baseline,
-    gigpo_advantage,
-    kernel_baseline,
-    same_step_baseline,
-    state_hash_baseline,
-)
+from grpo_jax import objectives
+from grpo_jax.baselines import Baseline, gigpo_advantage, kernel_baseline, same_step_baseline, state_hash_baseline
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.groups import ANCHORED, CONTINUE, FRESH, Start
-from grpo_jax.objectives import (
-    KL_PENALTIES,
-    batch_normalized,
-    cispo_surrogate,
-    clipped_surrogate,
-    covariance_clipped_ratio,
-    covariance_kl,
-    decoupled_normalized,
-    entropy_bonus,
-    episode_lengths,
-    episode_scores,
-    frozen_reference,
-    gae_advantage,
-    geometric_mean_ratio,
-    greedy_baseline,
-    greedy_scores,
-    group_centered,
-    group_normalized,
-    k2_to_behaviour,
-    keep_high_entropy,
-    keep_near_behaviour,
-    keep_on_policy_sequences,
-    keep_within_kl,
-    keep_within_total_variation,
-    kl_to_behaviour,
-    kl_to_reference,
-    leave_one_out,
-    length_weighted,
-    max_rl,
-    mean_of_sequence_means,
-    mean_of_sequence_sums,
-    mean_over_steps,
-    optimal_token_baseline_advantage,
-    outcome,
-    pass_at_k,
-    policy_gradient_surrogate,
-    process_supervised_advantage,
-    return_minus_value_advantage,
-    return_to_go_advantage,
-    returns_to_go,
-    reward_part_judged,
-    reward_part_scores,
-    reward_part_weights,
-    sapo_surrogate,
-    scale_by_rms,
-    sequence_ratio,
-    sequence_token_ratio,
-    step_ratio,
-    sum_over_horizon,
-    truncated_surrogate,
-    tuned,
-    unbiased_kl_to_reference,
-    unclipped_surrogate,
-    value_loss,
-    vespo_ratio,
-    whiten,
-    whitened,
-)
+from grpo_jax.objectives import entropy_bonus, kl_to_behaviour, outcome, tuned, whitened
 
 
 class Algorithm(NamedTuple):
-    """The slots. What can fill them is in `grpo_jax.objectives` and `grpo_jax.baselines`; `hp` are the hyperparameters.
+    """The slots, with how each is called. What can fill them is in `grpo_jax.objectives` and `grpo_jax.baselines`.
 
     A rollout has `[T, B]` steps, a minibatch `[S, N]` samples: single steps (S = 1) or whole sequences (S = T).
     """
 
     start: Start  # where rollouts begin, and whether episodes follow each other
-    advantage: Callable  # (trajectory, hp, group_size) -> [T, B], how good a step was beside others; 0 if not valid
-    normalize: Callable | None  # (advantage [S, N], mask [S, N]) -> [S, N]; None leaves the advantages unchanged
-    ratio: Callable  # (log-ratio [S, N], batch, hp) -> log-ratio [S, N]: of each step, of its sequence, ...
-    surrogate: Callable  # (log-ratio [S, N], advantage [S, N], hp) -> [S, N], to be maximised
-    penalties: tuple[Callable, ...]  # each (prediction, batch, hp) -> [S, N], a cost times its coefficient
-    reduce: Callable  # (mask of valid steps [T, B]) -> weights [T, B]; the loss is the weighted sum
-    critic: Callable | None  # (values, targets, behaviour_values, hp) -> loss, each [S, N]; None: no critic exists
-    # (prediction, batch, hp) -> [S, N] bool, the steps whose surrogate counts; None: all
-    keep: Callable | None = None
+    # how good a step was beside others; 0 if not valid
+    advantage: Annotated[
+        Callable, "(trajectory, hyperparams, group_size) -> [T, B]; outcome(f) for f(scores of groups)"
+    ]
+    normalize: Annotated[Callable | None, "(advantage, mask) -> [S, N]"]  # None leaves the advantages unchanged
+    # the log-ratio of each step, of its sequence, ...
+    ratio: Annotated[Callable, "(log_ratio, batch, hyperparams) -> log-ratio [S, N]"]
+    # to be maximised
+    surrogate: Annotated[
+        Callable, '(log_ratio, advantage, hyperparams) -> [S, N]; tuned(f, "clip_low") passes hyperparameters by name'
+    ]
+    # costs times their coefficients
+    penalties: Annotated[tuple[Callable, ...], "(prediction, batch, hyperparams) -> [S, N], each in a tuple"]
+    reduce: Annotated[Callable, "(mask) -> weights [T, B]"]  # the loss is the weighted sum over the valid steps
+    # None: no critic exists
+    critic: Annotated[
+        Callable | None,
+        '(values, targets, behaviour_values, hyperparams) -> loss [S, N]; tuned(f, clip="value_clip") passes '
+        "hyperparameters by name",
+    ]
+    # the steps whose surrogate counts; None: all
+    keep: Annotated[Callable | None, "(prediction, batch, hyperparams) -> bool [S, N]"] = None
     baseline: Baseline | None = None  # values that advantages are relative to; None: the critic's, if it exists
-    # (reference parameters, parameters, iteration from 1, hp) -> the next reference's; None: no reference exists
-    reference: Callable | None = None
-    # (trajectory, k1 estimate of the KL to the reference or None, hp) -> [T, B]; None leaves the rewards unchanged
-    reward: Callable | None = None
-    # (coefficient, mean KL of the iteration, to the reference if there is one, hp) -> the next KL coefficient; None: it
-    # is fixed. tuned(adaptive_coefficient, target="kl_target") holds the KL at a target
-    kl_controller: Callable | None = None
-    # (coefficient, mean entropy of the iteration, hp) -> the next weight of the entropy bonus, which acts where the
-    # last entropy is at most entropy_target; None: it is fixed
-    entropy_controller: Callable | None = None
-    metrics: tuple[Callable, ...] = ()  # each (trajectory [T, B], batch, hp) -> {"mine/name": scalar, ...}, recorded
+    # the parameters of the reference policy for the next iteration, counted from 1; None: no reference exists
+    reference: Annotated[Callable | None, "(reference_params, params, iteration, hyperparams) -> parameters"] = None
+    # with the estimate k1 of the KL to the reference, or None; None leaves the rewards unchanged
+    reward: Annotated[Callable | None, "(trajectory, kl, hyperparams) -> [T, B]"] = None
+    # the next KL coefficient, from the mean KL of the iteration, to the reference if there is one; None: it is fixed
+    kl_controller: Annotated[
+        Callable | None,
+        '(coefficient, kl, hyperparams) -> scalar; tuned(f, target="kl_target") passes hyperparameters by name',
+    ] = None
+    # the next weight of the entropy bonus, which acts where the last entropy is at most entropy_target; None: it is
+    # fixed
+    entropy_controller: Annotated[
+        Callable | None,
+        '(coefficient, entropy, hyperparams) -> scalar; tuned(f, target="entropy_target") passes them by name',
+    ] = None
+    # what is recorded beside the metrics of each iteration
+    metrics: Annotated[
+        tuple[Callable, ...], '(trajectory, batch, hyperparams) -> {"mine/name": scalar}, each in a tuple'
+    ] = ()
     num_branches: int = 0  # rollouts from every state, whose mean return is its value (`monte_carlo_values`); 0: none
     greedy_member: bool = False  # the first member of each group acts greedily; no gradient comes from it
     whole_sequences: bool = False  # minibatches of whole rollouts (S = T) instead of single steps (S = 1)
@@ -111,28 +70,15 @@ class Algorithm(NamedTuple):
     whole_minibatches: bool = False  # compute the gradient of a minibatch in one piece: a slot compares its samples
 
 
-SLOT_CALLS = {
-    "advantage": "f(trajectory, hyperparams, group_size); for a function of the scores of groups write outcome(f)",
-    "normalize": "f(advantage, mask)",
-    "ratio": "f(log_ratio, batch, hyperparams)",
-    "surrogate": 'f(log_ratio, advantage, hyperparams); tuned(f, "clip_low") passes hyperparameters by name',
-    "penalties": "f(prediction, batch, hyperparams), each in a tuple",
-    "keep": "f(prediction, batch, hyperparams)",
-    "reduce": "f(mask)",
-    "critic": 'f(values, targets, behaviour_values, hyperparams); tuned(f, clip="value_clip") passes hyperparameters',
-    "reference": "f(reference_params, params, iteration, hyperparams)",
-    "reward": "f(trajectory, kl, hyperparams)",
-    "kl_controller": 'f(coefficient, kl, hyperparams); tuned(f, target="kl_target") passes hyperparameters by name',
-    "metrics": 'f(trajectory, batch, hyperparams) -> {"mine/name": scalar}, each in a tuple',
-    "entropy_controller": 'f(coefficient, entropy, hyperparams); tuned(f, target="entropy_target") passes them by name',
-}
-"""How each slot is called, and the nearest way to write what fills it."""
+_HINTS = get_type_hints(Algorithm, include_extras=True)
+SLOT_CALLS = {slot: f"f{hint.__metadata__[0]}" for slot, hint in _HINTS.items() if hasattr(hint, "__metadata__")}
+"""How each slot that is a function is called."""
 
 
 def with_reference(
     algorithm: Algorithm,
-    reference: Callable = frozen_reference,
-    kl: Callable = kl_to_reference,
+    reference: Callable = objectives.frozen_reference,
+    kl: Callable = objectives.kl_to_reference,
 ) -> Algorithm:
     """The algorithm with a reference policy and a KL penalty to it, in place of any other KL penalty.
 
@@ -141,93 +87,144 @@ def with_reference(
       reference: `frozen_reference`, `refreshed_reference` or `averaged_reference`.
       kl: `kl_to_reference`, the estimate k3, or `exact_kl_to_reference`.
     """
-    others = tuple(penalty for penalty in algorithm.penalties if penalty not in KL_PENALTIES)
+    others = tuple(penalty for penalty in algorithm.penalties if penalty not in objectives.KL_PENALTIES)
     return algorithm._replace(penalties=(kl, *others), reference=reference)
 
 
+# Above each algorithm stands where it is not as in its paper. Those made of GRPO keep its clip, its mean over all steps
+# and its KL to the behaviour policy, unless they replace them.
+
+# The KL is to the behaviour policy, not to a reference (`with_reference`); the mean is over all steps, not by sequence.
 GRPO = Algorithm(
     start=FRESH,
-    advantage=outcome(group_normalized),
+    advantage=outcome(objectives.group_normalized),
     normalize=None,
-    ratio=step_ratio,
-    surrogate=tuned(clipped_surrogate, "clip_low", "clip_high"),
+    ratio=objectives.step_ratio,
+    surrogate=tuned(objectives.clipped_surrogate, "clip_low", "clip_high"),
     penalties=(kl_to_behaviour, entropy_bonus),
-    reduce=mean_over_steps,
+    reduce=objectives.mean_over_steps,
     critic=None,
 )
 """Group relative policy optimisation: one-episode groups, outcome supervision, a mean over all valid steps."""
 
-GRPO_PROCESS = GRPO._replace(advantage=process_supervised_advantage)
-GRPO_RETURN_TO_GO = GRPO._replace(advantage=return_to_go_advantage, normalize=whiten)
-DR_GRPO = GRPO._replace(advantage=outcome(group_centered), reduce=sum_over_horizon)
-RLOO = GRPO._replace(advantage=outcome(leave_one_out))
-REINFORCE_PLUS_PLUS = GRPO._replace(advantage=whitened(returns_to_go))
-REINFORCE_PLUS_PLUS_BASELINE = GRPO._replace(advantage=whitened(outcome(group_centered)))
-REMAX = GRPO._replace(advantage=outcome(greedy_baseline, episode_scores, greedy_scores), greedy_member=True)
-OPO = GRPO._replace(advantage=outcome(length_weighted, episode_scores, episode_lengths))
-PASS_AT_K = GRPO._replace(advantage=outcome(pass_at_k))
-GPG = GRPO._replace(advantage=outcome(group_centered), surrogate=tuned(policy_gradient_surrogate))
+# The paper compares whole completions.
+GRPO_RETURN_TO_GO = GRPO._replace(advantage=objectives.return_to_go_advantage, normalize=objectives.whiten)
+GRPO_PROCESS = GRPO._replace(advantage=objectives.process_supervised_advantage)
+# The paper has no KL penalty.
+DR_GRPO = GRPO._replace(advantage=outcome(objectives.group_centered), reduce=objectives.sum_over_horizon)
+# Ratios are clipped, over several epochs; the paper makes one step, with the KL in the reward (kl_penalized_reward).
+RLOO = GRPO._replace(advantage=outcome(objectives.leave_one_out))
+# The paper's KL is to a reference, in the reward.
+REINFORCE_PLUS_PLUS = GRPO._replace(advantage=whitened(objectives.returns_to_go))
+# The paper's KL is to a reference.
+REINFORCE_PLUS_PLUS_BASELINE = GRPO._replace(advantage=whitened(outcome(objectives.group_centered)))
+# Ratios are clipped, and one greedy episode serves a whole group.
+REMAX = GRPO._replace(
+    advantage=outcome(objectives.greedy_baseline, objectives.episode_scores, objectives.greedy_scores),
+    greedy_member=True,
+)
+# The paper is strictly on-policy, without a clip and a KL penalty.
+OPO = GRPO._replace(
+    advantage=outcome(objectives.length_weighted, objectives.episode_scores, objectives.episode_lengths)
+)
+# The lead is in standard deviations of the group, as in verl.
+PASS_AT_K = GRPO._replace(advantage=outcome(objectives.pass_at_k))
+# The paper has no KL penalty, and weighs groups with a signal more where others have none.
+GPG = GRPO._replace(advantage=outcome(objectives.group_centered), surrogate=tuned(objectives.policy_gradient_surrogate))
+# clip_high=0.28 is to be set; dynamic sampling is `num_kept_groups`, overlong filtering `filter_overlong`.
 DAPO = GRPO._replace(penalties=(entropy_bonus,), live_groups_only=True)
-GSPO = GRPO._replace(ratio=sequence_ratio, reduce=mean_of_sequence_means, whole_sequences=True)
+# The paper's clip widths, 3e-4 and 4e-4, are to be set, as is kl_coef=0.
+GSPO = GRPO._replace(ratio=objectives.sequence_ratio, reduce=objectives.mean_of_sequence_means, whole_sequences=True)
+# The paper's clip widths, 0.4, are to be set.
 GMPO = GRPO._replace(
-    ratio=geometric_mean_ratio,
-    surrogate=tuned(unclipped_surrogate),
-    reduce=mean_of_sequence_means,
+    ratio=objectives.geometric_mean_ratio,
+    surrogate=tuned(objectives.unclipped_surrogate),
+    reduce=objectives.mean_of_sequence_means,
     whole_sequences=True,
 )
-CISPO = GRPO._replace(surrogate=tuned(cispo_surrogate, "clip_low", "clip_high"))
+# The paper has no KL penalty, and no lower bound of the weight, as with clip_low=1.
+CISPO = GRPO._replace(surrogate=tuned(objectives.cispo_surrogate, "clip_low", "clip_high"))
+# The paper averages by sequence.
 SAPO = GRPO._replace(
-    surrogate=tuned(sapo_surrogate, tau_positive="sapo_tau_positive", tau_negative="sapo_tau_negative")
+    surrogate=tuned(objectives.sapo_surrogate, tau_positive="sapo_tau_positive", tau_negative="sapo_tau_negative")
 )
-CLIP_COV = GRPO._replace(ratio=covariance_clipped_ratio, whole_minibatches=True)
+# The default of covariance_fraction is ten times the paper's.
+CLIP_COV = GRPO._replace(ratio=objectives.covariance_clipped_ratio, whole_minibatches=True)
+# As in the paper, for its smaller model.
 KL_COV = GRPO._replace(
-    surrogate=tuned(unclipped_surrogate),
-    penalties=(covariance_kl, entropy_bonus),
+    surrogate=tuned(objectives.unclipped_surrogate),
+    penalties=(objectives.covariance_kl, entropy_bonus),
     whole_minibatches=True,
 )
-
-GRPO_PER_SEQUENCE = GRPO._replace(reduce=mean_of_sequence_means)
-"""As first published: each sequence counts the same, however long."""
-_PARTS = reward_part_scores, reward_part_weights, reward_part_judged
-GDPO = GRPO._replace(advantage=whitened(outcome(decoupled_normalized, *_PARTS)))
-"""For token tasks, whose rewards have parts."""
-GSPO_TOKEN = GSPO._replace(ratio=sequence_token_ratio)
-LUSPO = GSPO._replace(reduce=mean_of_sequence_sums)
-LITE_PPO = GRPO._replace(advantage=outcome(batch_normalized))
-TWO_SIDED_CLIP = GRPO._replace(surrogate=tuned(clipped_surrogate, "clip_low", "clip_high", "dual_clip"))
+# The KL is to the behaviour policy, not to a reference.
+GRPO_PER_SEQUENCE = GRPO._replace(reduce=objectives.mean_of_sequence_means)
+GDPO = GRPO._replace(
+    advantage=whitened(
+        outcome(
+            objectives.decoupled_normalized,
+            objectives.reward_part_scores,
+            objectives.reward_part_weights,
+            objectives.reward_part_judged,
+        )
+    )
+)
+GSPO_TOKEN = GSPO._replace(ratio=objectives.sequence_token_ratio)
+LUSPO = GSPO._replace(reduce=objectives.mean_of_sequence_sums)
+# The paper has no KL penalty.
+LITE_PPO = GRPO._replace(advantage=outcome(objectives.batch_normalized))
+# The paper's KL is to a reference.
+TWO_SIDED_CLIP = GRPO._replace(surrogate=tuned(objectives.clipped_surrogate, "clip_low", "clip_high", "dual_clip"))
+# The paper's KL is to a reference.
 GIGPO = GRPO._replace(advantage=gigpo_advantage())
-MAX_RL = GRPO._replace(advantage=outcome(max_rl))
-OPTIMAL_TOKEN_BASELINE = GRPO._replace(advantage=optimal_token_baseline_advantage)
+# The advantage alone is the paper's.
+MAX_RL = GRPO._replace(advantage=outcome(objectives.max_rl))
+# The advantage alone is the paper's.
+OPTIMAL_TOKEN_BASELINE = GRPO._replace(advantage=objectives.optimal_token_baseline_advantage)
+# It is prime-rl's variant; clip_low is the largest change of a probability.
 IPO = GRPO._replace(
-    surrogate=tuned(unclipped_surrogate), penalties=(k2_to_behaviour, entropy_bonus), keep=keep_near_behaviour
+    surrogate=tuned(objectives.unclipped_surrogate),
+    penalties=(objectives.k2_to_behaviour, entropy_bonus),
+    keep=objectives.keep_near_behaviour,
 )
-"""prime-rl's: `clip_low` is the largest change of a probability."""
-DPPO_TV = GRPO._replace(surrogate=tuned(truncated_surrogate), keep=keep_within_total_variation)
-DPPO_KL = DPPO_TV._replace(keep=keep_within_kl)
-VESPO = GRPO._replace(ratio=vespo_ratio, surrogate=tuned(unclipped_surrogate), whole_sequences=True)
-DRO = GRPO._replace(surrogate=tuned(policy_gradient_surrogate), penalties=(k2_to_behaviour, entropy_bonus))
-HIGH_ENTROPY = GRPO._replace(keep=keep_high_entropy, whole_minibatches=True)
+# The clip widths, such as 0.15, are to be set.
+DPPO_TV = GRPO._replace(surrogate=tuned(objectives.truncated_surrogate), keep=objectives.keep_within_total_variation)
+# The paper's clip widths, 0.05 nats, are to be set.
+DPPO_KL = DPPO_TV._replace(keep=objectives.keep_within_kl)
+# The ratio alone is the paper's.
+VESPO = GRPO._replace(
+    ratio=objectives.vespo_ratio, surrogate=tuned(objectives.unclipped_surrogate), whole_sequences=True
+)
+# The paper learns values, from given data; here the members of a group are compared, on their own data.
+DRO = GRPO._replace(
+    surrogate=tuned(objectives.policy_gradient_surrogate), penalties=(objectives.k2_to_behaviour, entropy_bonus)
+)
+# The paper's is a variant of DAPO.
+HIGH_ENTROPY = GRPO._replace(keep=objectives.keep_high_entropy, whole_minibatches=True)
+# Of the paper's changes to GRPO it has this mask and the estimate of the KL.
 OFF_POLICY_MASK = with_reference(
-    GRPO._replace(keep=keep_on_policy_sequences, whole_sequences=True), kl=unbiased_kl_to_reference
+    GRPO._replace(keep=objectives.keep_on_policy_sequences, whole_sequences=True),
+    kl=objectives.unbiased_kl_to_reference,
 )
-
+# Advantages are whitened and values clipped, as in implementations, not in the paper.
 PPO = GRPO._replace(
     start=CONTINUE,
-    advantage=gae_advantage,
-    normalize=whiten,
+    advantage=objectives.gae_advantage,
+    normalize=objectives.whiten,
     penalties=(entropy_bonus,),
-    critic=tuned(value_loss, clip="value_clip"),
+    critic=tuned(objectives.value_loss, clip="value_clip"),
 )
 """Proximal policy optimisation with GAE and a clipped critic."""
-
-KERNEL_GAE = PPO._replace(start=ANCHORED, critic=None, baseline=kernel_baseline(), normalize=scale_by_rms)
+# The paper's estimator is a relative; this one has GAE, and groups that meet again.
+KERNEL_GAE = PPO._replace(start=ANCHORED, critic=None, baseline=kernel_baseline(), normalize=objectives.scale_by_rms)
 """PPO without a critic: values of states are returns of similar ones in other environments."""
+# The paper compares whole completions.
 SAME_STEP_GAE = KERNEL_GAE._replace(baseline=same_step_baseline())
-SAME_STEP_CRITIC = SAME_STEP_GAE._replace(critic=tuned(value_loss))
-"""The critic bootstraps where the window ends, and nowhere else."""
+# As of SAME_STEP_GAE; the critic bootstraps where the window ends, and nowhere else.
+SAME_STEP_CRITIC = SAME_STEP_GAE._replace(critic=tuned(objectives.value_loss))
+# The paper has 9 branches, from every step of reasoning. GAE's lambda may then be 0.
 VINE_PPO = KERNEL_GAE._replace(start=FRESH, baseline=None, num_branches=4)
-"""PPO without a critic: the value of a state is the mean return of branches from it. GAE's lambda may then be 0."""
-STATE_HASH = KERNEL_GAE._replace(advantage=return_minus_value_advantage, baseline=state_hash_baseline())
+# Visits of all rollouts count, in the paper those of the group.
+STATE_HASH = KERNEL_GAE._replace(advantage=objectives.return_minus_value_advantage, baseline=state_hash_baseline())
 
 _TABLE = {
     "grpo": (GRPO, "2402.03300", "One-episode groups: the return relative to its group's, in standard deviations"),

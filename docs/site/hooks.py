@@ -5,6 +5,8 @@ from pathlib import Path
 
 from mkdocs.structure.files import File, Files
 
+from grpo_jax.algorithms import PAPERS, SENTENCES
+
 ROOT = Path(__file__).parents[2]
 PARTS = ("*.md", "docs/**/*", "experiments/results/**/*")
 
@@ -21,6 +23,14 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Blocks that tests do not run are Python like the others; pictures lead to themselves in full size."""
+    """Prints the algorithms; blocks that tests do not run are Python too; pictures lead to themselves in full size."""
+    markdown = markdown.replace("<!-- the table of algorithms -->", "\n".join(algorithms()))
     markdown = re.sub(r"^```python no-run$", "```python", markdown, flags=re.MULTILINE)
     return re.sub(r"^(!\[[^\]]*\]\(([^)]+)\))$", r"[\1](\2)", markdown, flags=re.MULTILINE)
+
+
+def algorithms():
+    """The lines of a table of the algorithms."""
+    yield from ("| algorithm | what sets it apart | paper |", "|---|---|---|")
+    for name, paper in PAPERS.items():
+        yield f"| `{name}` | {SENTENCES[name]} | [{paper}](https://arxiv.org/abs/{paper}) |"
