@@ -45,13 +45,15 @@ class ProbeParams(environment.EnvParams):
 class Probe(environment.Environment):
     """Counts. Observes its age and its mark, a uniform number drawn by each reset and kept through the episode."""
 
+    PARAMS = ProbeParams()
+
     @property
     def name(self):
-        return "Probe"
+        return type(self).__name__
 
     @property
     def default_params(self):
-        return ProbeParams()
+        return self.PARAMS
 
     def reset_env(self, key, params):
         state = ProbeState(lifetime=params.lifetime, mark=jax.random.uniform(key), time=0)
@@ -75,13 +77,7 @@ class Probe(environment.Environment):
 class Echo(Probe):
     """One step that pays 1 if the action says whether the mark is above a half."""
 
-    @property
-    def name(self):
-        return "Echo"
-
-    @property
-    def default_params(self):
-        return ProbeParams(max_steps_in_episode=1)
+    PARAMS = ProbeParams(max_steps_in_episode=1)
 
     def step_env(self, key, state, action, params):
         observation, state, _, terminated, info = super().step_env(key, state, action, params)
@@ -91,13 +87,7 @@ class Echo(Probe):
 class Recall(Echo):
     """Shows whether the mark is above a half at its first step, and pays 1 if the action at its third says so."""
 
-    @property
-    def name(self):
-        return "Recall"
-
-    @property
-    def default_params(self):
-        return ProbeParams(max_steps_in_episode=4, lifetime=3)
+    PARAMS = ProbeParams(max_steps_in_episode=4, lifetime=3)
 
     def step_env(self, key, state, action, params):
         observation, state, reward, terminated, info = super().step_env(key, state, action, params)
@@ -116,13 +106,7 @@ class OneOrThirty(Probe):
 
     MEAN_LENGTH = (3 * 1 + 30) / 4
 
-    @property
-    def name(self):
-        return "OneOrThirty"
-
-    @property
-    def default_params(self):
-        return ProbeParams(max_steps_in_episode=100)
+    PARAMS = ProbeParams(max_steps_in_episode=100)
 
     def step_env(self, key, state, action, params):
         is_long = state.mark >= 0.75
@@ -181,13 +165,7 @@ class Moving(Probe):
     above 7/8, a quarter of the time: at best 5/8 in the mean.
     """
 
-    @property
-    def name(self):
-        return "Moving"
-
-    @property
-    def default_params(self):
-        return ProbeParams(max_steps_in_episode=3, lifetime=2)
+    PARAMS = ProbeParams(max_steps_in_episode=3, lifetime=2)
 
     def grows(self, state):
         return jnp.mod(1000 * state.mark, 1.0) > 0.5
@@ -208,7 +186,7 @@ class QuestionState(environment.EnvState):
     time: int
 
 
-class Questions(environment.Environment):
+class Questions(Probe):
     """Episodes of five kinds, which the observation names. At discount 1/2 their values are known:
 
     kind 0, constant value: one step, which pays 1: V = 1.
@@ -222,16 +200,7 @@ class Questions(environment.Environment):
     def __init__(self, image=False):
         self.image = image
 
-    @property
-    def name(self):
-        return "Questions"
-
-    @property
-    def default_params(self):
-        return environment.EnvParams(max_steps_in_episode=4)
-
-    def action_space(self, params):
-        return spaces.Discrete(2)
+    PARAMS = ProbeParams(max_steps_in_episode=4)
 
     def reset_env(self, key, params):
         draws = jax.random.randint(key, (2,), 0, jnp.array([5, 2]))

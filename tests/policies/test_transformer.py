@@ -323,23 +323,6 @@ def test_prompts_and_ends_that_the_policy_lacks_are_refused(policy_and_params):
             generate(policy, params, RAGGED, jax.random.key(0), Sampling(end_token=wrong))
 
 
-@pytest.mark.parametrize(
-    "sizes, message",
-    [
-        ({"num_heads": True}, "num_heads=True .*positive integer"),
-        ({"width": 12}, "heads of size 3, but rotary positions need an even size"),
-        ({"num_heads": 4, "num_kv_heads": 3}, "num_heads=4 is not a multiple of num_kv_heads=3"),
-        ({"width": 30}, "width=30 is not a multiple of num_heads=4"),
-        ({"rope_base": 10**400}, "rope_base=10+ must be a positive number"),
-        ({"compute_dtype": "float8"}, "compute_dtype='float8'; use one of float32, bfloat16"),
-    ],
-)
-def test_sizes_that_do_not_fit_are_refused(sizes, message):
-    with pytest.raises(ConfigError, match=message):
-        Transformer(**sizes)
-    assert Transformer(num_heads=np.int64(2)) == Transformer(num_heads=2)
-
-
 @pytest.mark.slow
 def test_a_rollout_casts_weights_once_with_the_same_numbers():
     config = Config(**RUN | {"network": Transformer(**SMALL, compute_dtype="bfloat16", tie_embeddings=True)})
@@ -356,3 +339,41 @@ def test_a_rollout_casts_weights_once_with_the_same_numbers():
         return simulator.unroll(start, jax.random.key(2), num_steps=config.num_steps, auto_reset=False)[1]
 
     assert bits(play(True, lively(state.params))) == bits(play(False, lively(state.params)))
+
+
+# --- gradient checkpointing ------------------------------------------------------------------------------------------
+
+NUM_STEPS, NUM_TEXTS = 16, 4
+LONG = jax.random.randint(jax.random.key(1), (NUM_STEPS, NUM_TEXTS), 0, 16)
+DEEP = Transformer(width=16, num_heads=2, num_layers=4)
+
+
+def make_loss(architecture):
+    """A loss, and the parameters to differentiate it at."""
+    policy = make_token_policy(architecture, categorical(16), max_steps=NUM_STEPS)
+
+    def loss(params):
+        carry = policy.sequence_carry(policy.initial_carry(params, NUM_TEXTS, np.zeros((NUM_TEXTS, 2), np.int32)))
+        return jnp.mean(policy.sequence(params, LONG, carry, None)[0] ** 2)
+
+    return loss, policy.init
+
+
+def test_checkpointed_layers_have_the_same_gradient():
+    shallow = dataclasses.replace(DEEP, num_layers=1)
+    gradients = []
+    for architecture in (shallow, dataclasses.replace(shallow, checkpoint_layers=True)):
+        loss, init = make_loss(architecture)
+        gradients.append(jax.jit(lambda loss=loss, init=init: jax.grad(loss)(init(jax.random.key(0))))())
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-7), *gradients)
+
+
+def test_checkpointed_layers_keep_a_quarter_of_the_activations():
+    kept = []
+    for architecture in (DEEP, dataclasses.replace(DEEP, checkpoint_layers=True)):
+        loss, init = make_loss(architecture)
+        params = jax.eval_shape(init, jax.random.key(0))
+        backward = jax.eval_shape(lambda params, loss=loss: jax.vjp(loss, params)[1], params)
+        sizes = [leaf.size for leaf in jax.tree.leaves(backward)]
+        kept.append(sum(sizes) - sum(leaf.size for leaf in jax.tree.leaves(params)))
+    assert kept[1] < kept[0] / 4

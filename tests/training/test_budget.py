@@ -10,13 +10,10 @@ from probes import Probe, bits, counted
 from small import small_config
 
 from grpo_jax import Hyperparams, make_train, run
-from grpo_jax.errors import ConfigError
 from grpo_jax.policies import MLP
 from grpo_jax.runs.progress import describe_ends
 from grpo_jax.training import budget
 from grpo_jax.types import StepCount
-
-SMALL = small_config("ppo", Probe(), num_steps=8)
 
 
 def progress(**fields):
@@ -29,73 +26,28 @@ def count(numbers):
     return StepCount(*(jnp.asarray(part, jnp.int32) for part in np.divmod(np.asarray(numbers, np.int64), 2**31)))
 
 
-@pytest.mark.parametrize("total", [55, 2**24 + 1, 2**31, 3_000_000_123, 10**13 + 7])
-def test_an_iteration_is_allowed_to_the_very_last_step(total):
-    limit = budget.make_budget(Hyperparams(total_steps=total), np.zeros(1, bool))
-    for last in {1, min(total, 64_000), min(total, 2**30)}:  # steps of the last iteration
-        made = np.array([0, total - last - 1, total - last, total - last + 1, total])
-        made = made[made >= 0]
-        allowed = budget.allows_another(limit, progress(steps=count(made), last_steps=np.int32(last)))
-        assert allowed.tolist() == [steps + last <= total for steps in made]
+def test_an_iteration_is_allowed_to_the_very_last_step():
+    for total in (55, 2**24 + 1, 2**31, 3_000_000_123, 10**13 + 7):
+        limit = budget.make_budget(Hyperparams(total_steps=total), np.zeros(1, bool))
+        for last in {1, min(total, 64_000), min(total, 2**30)}:  # steps of the last iteration
+            made = np.array([0, total - last - 1, total - last, total - last + 1, total])
+            made = made[made >= 0]
+            allowed = budget.allows_another(limit, progress(steps=count(made), last_steps=np.int32(last)))
+            assert allowed.tolist() == [steps + last <= total for steps in made]
 
 
-@pytest.mark.parametrize("limit", [7.0, 7.5, 2.0**33 + 1])
-def test_episodes_are_limited_to_a_number(limit):
-    completed = (0, np.floor(limit) - 1, np.floor(limit), np.floor(limit) + 1, np.floor(limit) + 5)
-    limits = budget.make_budget(Hyperparams(total_steps=np.inf, max_episodes=limit), np.zeros(1, bool))
-    allowed = [bool(budget.allows_another(limits, progress(episodes=count(number)))) for number in completed]
-    assert allowed == [number < limit for number in completed]
-
-
-REFUSED = {
-    "temperature 0": ({"temperature": 0.0}, "temperature=0 takes the most probable token"),
-    "too many episodes": (
-        {"total_steps": np.inf, "max_episodes": 10**12},
-        "max_episodes=1e\\+12 may take more than 2\\^31 iterations",
-    ),
-    "no episode": ({"max_episodes": np.array([8.0, 0.5])}, "max_episodes=0.5 does not allow one iteration"),
-    "no iteration": ({"num_iterations": 0}, "num_iterations=0 is not a positive integer"),
-    "half an iteration": ({"num_iterations": np.array([1, 2.5])}, "num_iterations=2.5 is not a positive integer"),
-    "endless iterations": ({"num_iterations": np.inf}, "num_iterations=inf must be finite"),
-    "two budgets": (
-        {"num_iterations": 30, "total_steps": 1000.0},
-        "total_steps=1000 and num_iterations=30 are two budgets; leave out one",
-    ),
-    "endless warm-up": ({"total_steps": np.inf, "warmup": 0.1}, "warmup is a fraction of training, but total_steps"),
-}
-
-
-@pytest.mark.parametrize("fields, message", REFUSED.values(), ids=REFUSED)
-def test_budgets_without_meaning_are_refused(fields, message):
-    with pytest.raises(ConfigError, match=message):
-        budget.check_budget(SMALL, Hyperparams(**fields))
-
-
-def test_budgets_of_all_kinds_are_accepted():
-    for fields in (
-        {"total_steps": np.inf, "max_episodes": 10**9, "warmup": 0.1},
-        {"num_iterations": 2**31 - 2, "warmup": 0.1},
-        {"num_iterations": 3, "total_steps": np.inf},
-    ):
-        budget.check_budget(SMALL, Hyperparams(**fields))
+def test_episodes_are_limited_to_a_number():
+    for limit in (7.0, 7.5, 2.0**33 + 1):
+        completed = np.floor(limit) + np.array([-7, -1, 0, 1, 5])
+        limits = budget.make_budget(Hyperparams(total_steps=np.inf, max_episodes=limit), np.zeros(1, bool))
+        allowed = [bool(budget.allows_another(limits, progress(episodes=count(number)))) for number in completed]
+        assert allowed == [number < limit for number in completed]
 
 
 def test_counts_add_up_beyond_two_billion():
     numbers = np.random.default_rng(0).integers(0, 2**26, size=500)
     total, _ = jax.lax.scan(lambda total, number: (total.plus(number), None), count(0), numbers)
     assert counted(total) == numbers.sum() > 10**10
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "num_envs, num_steps, num_iterations",
-    [(61, 8, 5), (11, 5, 1), (48, 47, 2)],
-)
-def test_a_budget_is_spent_to_its_last_iteration(num_envs, num_steps, num_iterations):
-    config = small_config("ppo", Probe(), num_envs=num_envs, num_steps=num_steps)
-    total_steps = num_iterations * num_envs * num_steps
-    result = run(config, Hyperparams(total_steps=float(total_steps)), jax.random.split(jax.random.key(0), 1))
-    assert result.steps[-1, 0] == total_steps and len(result.steps) == num_iterations
 
 
 @pytest.fixture(scope="module")
@@ -155,12 +107,8 @@ def test_iterations_of_any_length_are_counted_and_scheduled(short):
     np.testing.assert_allclose(result.metrics["optim/learning_rate"][:, 0], [1, 0.8, 0.6, 0.4, 0.2], atol=1e-6)
     np.testing.assert_allclose(result.metrics["optim/learning_rate"][:2, 1], [1, 0.5], atol=1e-6)
     assert result.used.tolist() == [1, 1]
-
-
-def test_a_schedule_over_episodes_ends_with_them(short):
-    config, _ = short
     hyperparams = HYPERPARAMS.replace(total_steps=np.full(2, np.inf), max_episodes=np.array([40.0, 20.0]))
-    result = run(config, hyperparams, KEYS, chunk_length=7)
+    result = run(config, hyperparams, KEYS, chunk_length=3)  # a schedule over episodes ends with them
     assert result.states.iteration.tolist() == [5, 3] and result.ended_by.tolist() == ["max_episodes"] * 2
     np.testing.assert_allclose(result.metrics["optim/learning_rate"][:, 0], [1, 0.8, 0.6, 0.4, 0.2], atol=1e-6)
 

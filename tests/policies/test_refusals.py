@@ -1,0 +1,66 @@
+"""What a policy cannot be: the message says what to write instead."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from probes import copy_task
+
+from grpo_jax import Config
+from grpo_jax.environments.spaces import Box, Discrete, MultiDiscrete
+from grpo_jax.errors import ConfigError
+from grpo_jax.policies import CNN, MLP, Impala, NatureCNN, Transformer, make_distribution
+from grpo_jax.policies.distributions import categorical, squashed_gaussian
+
+INF = np.inf
+IMAGE = jax.ShapeDtypeStruct((6, 5, 2), jnp.int8)
+
+
+def of_shape(network, *shape):
+    return network(jax.ShapeDtypeStruct(shape, jnp.uint8), categorical(3), False)
+
+
+def chunked(**fields):
+    return Config(**{"environment": copy_task(), "network": Transformer(), "num_envs": 8, "group_size": 4} | fields)
+
+
+REFUSED = [
+    (lambda: CNN(hidden_sizes=(64, -1)), r"hidden_sizes=\(64, -1\) .*such as \(64, 64\)"),
+    (lambda: CNN(hidden_sizes=64), r"hidden_sizes=64 .*such as \(64, 64\)"),
+    (lambda: CNN(conv_channels=0), "conv_channels=0 is not a positive integer"),
+    (lambda: CNN(activation="rellu"), "unknown activation 'rellu': did you mean 'relu'"),
+    (lambda: CNN(critic_activation=np.tanh), "unknown critic_activation"),
+    (lambda: CNN(recurrent="lstn"), "unknown recurrent layer 'lstn': did you mean 'lstm'"),
+    (lambda: CNN(actor_init_gain=-1.0), "actor_init_gain=-1.0 is not a gain"),
+    (lambda: CNN(shared_critic=True, critic_hidden_sizes=(8,)), "critic_hidden_sizes=.*shared_critic=True"),
+    (lambda: CNN(hidden_size=3), "CNN has no field 'hidden_size': did you mean 'hidden_sizes'"),
+    (lambda: of_shape(NatureCNN(), 20, 40, 3), r"'nature_cnn' needs .* 36 by 36.* \(20, 40, 3\); use network='cnn'"),
+    (lambda: of_shape(Impala(), 4), r"images.* shape \(4,\); use network='mlp'"),
+    (lambda: CNN()({"a": IMAGE, "b": IMAGE}, categorical(3), True), "convolves one image, but .* 2.*network='mlp'"),
+    (lambda: Config(network=MLP(recurrent="gru"), algorithm="ppo", num_envs=8), "= 8 .*use num_minibatches=8"),
+    (lambda: Transformer(num_heads=True), "num_heads=True .*positive integer"),
+    (lambda: Transformer(num_heads=4, width=12), "heads of size 3, but rotary positions need an even size"),
+    (lambda: Transformer(num_heads=4, num_kv_heads=3), "num_heads=4 is not a multiple of num_kv_heads=3"),
+    (lambda: Transformer(num_heads=4, width=30), "width=30 is not a multiple of num_heads=4"),
+    (lambda: Transformer(rope_base=10**400), "rope_base=10+ must be a positive number"),
+    (lambda: Transformer(compute_dtype="float8"), "compute_dtype='float8'; use one of float32, bfloat16"),
+    (lambda: Transformer(lora_alpha=32.0), "lora_alpha=32.0 has no effect without adapters"),
+    (lambda: Transformer(frozen_dtype="bfloat16"), "set lora_rank, such as 16"),
+    (lambda: Transformer(lora_rank=4, lora_layers=("q_proj",)), "use one or several of qkv, out"),
+    (lambda: Transformer(lora_rank=0), "lora_rank=0"),
+    (lambda: chunked(logits_chunk=0), "logits_chunk=0"),
+    (lambda: chunked(logits_chunk=8, environment="CartPole-v1", network="mlp"), "for transformers"),
+    (lambda: squashed_gaussian((-1.0,), (INF,)), "use action_distribution='gaussian'"),
+    (lambda: squashed_gaussian((1.0,), (0.0,)), "low below high"),
+    (lambda: make_distribution(Discrete(2), "gaussian"), "is over real numbers, but the actions are Discr.*'auto'"),
+    (lambda: make_distribution(MultiDiscrete((2, 3)), "squashed_gaussian"), "use 'auto'"),
+    (lambda: make_distribution(Box((-INF,), (INF,)), "squashed_gaussian"), "use action_distribution='gaussian'"),
+    (lambda: make_distribution(Box((0.0,), (1.0,)), "squashed"), "'squashed': did you mean 'squashed_gaussian'"),
+    (lambda: make_distribution(None), "unknown action space None; use Discrete, MultiDiscrete or Box"),
+]
+
+
+def test_what_a_policy_cannot_be_is_refused():
+    for refused, message in REFUSED:
+        with pytest.raises(ConfigError, match=message):
+            refused()
