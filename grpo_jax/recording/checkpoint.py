@@ -15,21 +15,17 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from orbax.checkpoint import checkpoint_managers as managers
 
-from grpo_jax.errors import ConfigError
+from grpo_jax.errors import ConfigError, first_line
 from grpo_jax.recording.files import FORMAT, OLD_FORMAT, Arrays, plain
 from grpo_jax.recording.identity import check_same
 from grpo_jax.runs.evaluations import no_evaluations
-from grpo_jax.runs.processes import from_process_zero, is_process_zero, whole_array, whole_view
+from grpo_jax.runs.processes import from_process_zero, is_process_zero, whole_array
 from grpo_jax.runs.progress import Progress, initial_progress
 from grpo_jax.types import TrainState, by_path
 
 KEPT = 2
-"""How many of the latest checkpoints are kept, beside the best one."""
-
-LARGE = 2**28
-"""Bytes of states on a CPU from which a checkpoint is written without a copy of them, while training waits."""
+"""How many of the latest checkpoints are kept."""
 
 SPACE = 2**20
 """Bytes on the disk that orbax may need beside twice those of the arrays."""
@@ -37,19 +33,18 @@ SPACE = 2**20
 _FILE_SIZE = 2**26
 """Bytes of a file of a checkpoint: orbax keeps a whole file in memory, by default of 2 GiB."""
 
-_NO_SCORE = -float(np.finfo(np.float32).max)
 _log = logging.getLogger(__name__)
 # Arrays are saved as NumPy's: see `_OneByOne`.
 logging.getLogger("absl").addFilter(lambda record: "No jax.Array in TypeHandlerRegistry" not in record.getMessage())
 
 
 class Checkpoints:
-    """The checkpoints of one run in a folder, written in the background; an incomplete one is never read.
+    """The latest checkpoints of one run in a folder, written in the background; an incomplete one is never read.
 
     ```python
-    with Checkpoints(folder, describe_run(spec), every=100) as checkpoints:
+    with Checkpoints(folder, describe_run(spec)) as checkpoints:
         start = checkpoints.restore(jax.eval_shape(functools.partial(initial_states, config), hyperparams, keys))
-        run(config, hyperparams, keys, resume_from=start, callback=lambda progress, chunk: checkpoints.update(progress))
+        run(config, hyperparams, keys, resume_from=start, callback=lambda progress, chunk: checkpoints.save(progress))
     ```
 
     All processes of a run make the same calls; process 0 alone reads and writes, and sends the others what it reads.
@@ -57,7 +52,6 @@ class Checkpoints:
     Args:
       directory: for this run alone; created if it does not exist.
       description: of the run, in JSON's types. It is saved with each checkpoint: see `check_same_run`.
-      every: iterations between two checkpoints, which are made at the ends of chunks; None: only `save` makes them.
       notes: saved as well, but may change when the run is resumed: versions of packages, for example.
       given: checksums (CRC-32), by path, of arrays of the states that whoever resumes the run has, such as the frozen
         weights of LoRA. Checkpoints hold these arrays only once they have changed.
@@ -72,7 +66,6 @@ class Checkpoints:
         directory: Path,
         description: Mapping[str, Any],
         *,
-        every: int | None,
         notes: Mapping[str, Any] | None = None,
         given: Mapping[str, int] | None = None,
     ):
@@ -81,49 +74,32 @@ class Checkpoints:
                 f"the folder {directory} has {min(pattern)!r} in its path, but checkpoints in it could not be read; "
                 "choose a path (--out) without brackets and backslashes"
             )
-        self._directory, self._every = directory, every
-        self._description, self._notes, self._given = plain(description), notes or {}, given or {}
+        self._directory, self._notes, self._given = directory, notes or {}, given or {}
+        self._description = plain(description)
         self._manager = _manager(directory) if is_process_zero() else None
-        self._last: tuple[Progress, float] | None = None
-        self._saved = -1  # iteration of the last checkpoint
+        self.saved_at = -1
+        """Iteration of the last checkpoint."""
 
     def __enter__(self) -> "Checkpoints":
         return self
 
-    def __exit__(self, exception_type, exception, traceback) -> None:
-        if exception_type is None and self._last is not None:
-            self.save(*self._last)
+    def __exit__(self, *exception) -> None:
         if self._manager is not None:
             with self._disk_errors():
                 self._manager.close()
 
-    def is_due(self, progress: Progress) -> bool:
-        """Whether `update` would save."""
-        every = self._every
-        return every is not None and (self._saved < 0 or progress.iteration // every > self._saved // every)
-
-    def update(self, progress: Progress, score: float = np.nan) -> None:
-        """Saves if a checkpoint is due; the best checkpoint has the highest `score`, a return."""
-        self._last = progress, score
-        if self.is_due(progress):
-            self.save(progress, score)
-
-    def save(self, progress: Progress, score: float = np.nan) -> None:
+    def save(self, progress: Progress) -> None:
         """Copies the states to the host, so that their buffers may be donated, and writes them in the background.
-
-        Large states on a CPU are not copied, but written before it returns.
 
         Raises:
           OSError: this checkpoint, or the one before, cannot be written; the disk may be full.
         """
-        if progress.iteration == self._saved:
+        if progress.iteration == self.saved_at:
             return
-        self._saved = progress.iteration
-        num_rows, numbers = len(progress.steps), by_path(_as_numbers(progress.states))
-        waits = sum(leaf.nbytes for leaf in numbers.values()) >= LARGE and jax.default_backend() == "cpu"
+        self.saved_at, num_rows = progress.iteration, len(progress.steps)
         arrays, checksums = {}, {}
-        for path, leaf in numbers.items():
-            array = (whole_view if waits else whole_array)(leaf)[:num_rows]  # without padding
+        for path, leaf in by_path(_as_numbers(progress.states)).items():
+            array = whole_array(leaf)[:num_rows]  # without padding
             checksums[path] = zlib.crc32(array)
             if checksums[path] != self._given.get(path):
                 arrays[path] = array
@@ -134,26 +110,17 @@ class Checkpoints:
             **{"description": self._description, "notes": self._notes, "checksums": checksums},
             **{name: getattr(progress, name) for name in ("iteration", "steps", "seconds", "evaluations", "stopped")},
             "types": {path: [[num_rows, *leaf.shape[1:]], str(leaf.dtype)] for path, leaf in states.items()},
-            "given": [path for path in numbers if path not in arrays],
+            "given": [path for path in checksums if path not in arrays],
             "generators": {path: str(jax.random.key_impl(leaf)) for path, leaf in states.items() if _is_key(leaf)},
         }
         arrays = {path: leaf for path, leaf in arrays.items() if leaf.size}  # orbax refuses empty ones
         saved = ocp.args.PyTreeSave(arrays, ocdbt_target_data_file_size=_FILE_SIZE)
         items = ocp.args.Composite(arrays=saved, run=ocp.args.JsonSave(_sealed(run)))
-        metrics = {"return": float(score) if np.isfinite(score) else _NO_SCORE}
         with self._disk_errors():  # also of the previous checkpoint, which was written in the background
             self._manager.wait_until_finished()
             if shutil.disk_usage(self._directory).free < 2 * sum(leaf.nbytes for leaf in arrays.values()) + SPACE:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # orbax would fail in all of its threads
-            self._manager.save(progress.iteration, args=items, metrics=metrics, force=True)
-            if waits:
-                self._manager.wait_until_finished()
-
-    def wait(self) -> None:
-        """Waits until all checkpoints are on the disk; OSError if one could not be written."""
-        if self._manager is not None:
-            with self._disk_errors():
-                self._manager.wait_until_finished()
+            self._manager.save(progress.iteration, args=items, force=True)
 
     @contextlib.contextmanager
     def _disk_errors(self) -> Iterator[None]:
@@ -192,7 +159,7 @@ class Checkpoints:
         run, arrays = found
         for path, implementation in run["generators"].items():
             arrays[path] = jax.random.wrap_key_data(arrays[path], impl=implementation)
-        self._saved = run["iteration"]
+        self.saved_at = run["iteration"]
         states = jax.tree.unflatten(jax.tree.structure(like), arrays.values())
         steps, stopped = np.array(run["steps"], np.int64), np.array(run["stopped"], bool)
         evaluations = no_evaluations(len(steps))
@@ -212,16 +179,16 @@ class Checkpoints:
                 _log.warning("The checkpoint of iteration %d is skipped: the metrics end before it.", step)
                 continue
             try:
-                run, arrays = self._read(step, like, given)
+                found = self._read(step, like, given)
             except ConfigError:
                 raise
             except Exception as error:  # the libraries below raise different ones for a damaged file
-                reason = str(error).strip().split("\n")[0][:200]
+                reason = first_line(error)[:200]
                 _log.warning("The checkpoint of iteration %d is damaged (%s): an older one is tried.", step, reason)
                 continue
             for newer in steps[:i]:
                 self._manager.delete(newer)
-            return run, arrays
+            return found
         if steps:
             raise ConfigError(
                 f"none of the checkpoints in {self._directory} can be used; to begin anew, choose another "
@@ -290,35 +257,16 @@ class _OneByOne(ocp.type_handlers.NumpyHandler):
         return arrays
 
 
-class _Manager(ocp.CheckpointManager):
-    """Of a checkpoint whose score is damaged it reads none, where orbax could not open the whole folder."""
-
-    def metrics(self, step: int) -> dict[str, float]:
-        try:
-            return {"return": float(super().metrics(step)["return"])}
-        except Exception:  # the libraries below raise different ones
-            return {"return": _NO_SCORE}
-
-
 def _manager(directory: Path) -> ocp.CheckpointManager:
-    def score(metrics):
-        return metrics["return"]
-
-    best = managers.BestN(get_metric_fn=score, n=1, keep_checkpoints_without_metrics=False)
-    kept = managers.AnyPreservationPolicy([managers.LatestN(KEPT), best])
     processes = ocp.options.MultiprocessingOptions(primary_host=0, active_processes={0})
-    options = ocp.CheckpointManagerOptions(
-        preservation_policy=kept,
-        best_fn=score,  # without it the metrics are not saved, and the next process would not know the best
-        multiprocessing_options=processes,
-        create=False,  # all processes would have to take part in that
-    )
-    Path(directory).mkdir(parents=True, exist_ok=True)
-    handler = _OneByOne(deepcopy_host_arrays=False)  # `save` makes copies, or waits
+    # All processes would have to take part in making the folder.
+    options = ocp.CheckpointManagerOptions(max_to_keep=KEPT, multiprocessing_options=processes, create=False)
+    directory.mkdir(parents=True, exist_ok=True)
+    handler = _OneByOne(deepcopy_host_arrays=False)  # `save` makes copies
     types = ocp.type_handlers.create_type_handler_registry((np.ndarray, handler))
     arrays = ocp.PyTreeCheckpointHandler(type_handler_registry=types, multiprocessing_options=processes)
     handlers = {"arrays": arrays, "run": ocp.JsonCheckpointHandler(multiprocessing_options=processes)}
-    return _Manager(Path(directory).resolve(), options=options, item_handlers=handlers)
+    return ocp.CheckpointManager(directory.resolve(), options=options, item_handlers=handlers)
 
 
 def _sealed(run: Mapping[str, Any]) -> dict[str, Any]:

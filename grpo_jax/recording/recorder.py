@@ -184,6 +184,7 @@ class Recorder:
         self._checksums: dict[str, int] = {}
         self._finder = NonFiniteFinder(spec.config) if recording.debug_nans else None
         self._checkpoints, self._policies, self._received, self._num_evaluations = None, None, None, 0
+        self._last: Progress | None = None
         self._due_at = time.monotonic() + SECONDS
         self.start: Progress | None = None
         self.chunk_length: int | None = 1 if recording.debug_nans else None
@@ -221,9 +222,8 @@ class Recorder:
         from grpo_jax.recording.checkpoint import Checkpoints  # only here, as orbax takes a second
 
         folder = self._recording.out / "checkpoints" / self._spec.setting.folder
-        every, description = self._recording.checkpoint_every, describe_run(self._spec)
-        options = {"notes": versions(), "every": every, "given": self._checksums}
-        self._checkpoints = stack.enter_context(Checkpoints(folder, description, **options))
+        saver = Checkpoints(folder, describe_run(self._spec), notes=versions(), given=self._checksums)
+        self._checkpoints = stack.enter_context(saver)
 
     def _frozen(self) -> dict[str, np.ndarray]:
         """The given parameters that are never trained, by their paths in the states: checkpoints do not hold them."""
@@ -294,21 +294,21 @@ class Recorder:
 
     def _checkpoint(self, progress: Progress, *, is_last: bool) -> None:
         """Saves the states if a checkpoint is due, or this is the last chance."""
-        if self._recording.checkpoint_every is None:
+        self._last, every = progress, self._recording.checkpoint_every
+        if every is None:
             is_due = from_process_zero(lambda: time.monotonic() >= self._due_at)
         else:
-            is_due = self._checkpoints.is_due(progress)
+            saved_at = self._checkpoints.saved_at
+            is_due = saved_at < 0 or progress.iteration // every > saved_at // every
         if is_due or is_last:
             if self._policies is not None:
                 self._policies.save()  # first: a run that goes on from the checkpoint needs the best ones before it
             if self._checkpoints is None:
                 self._open_checkpoints(self._closing)
             began = time.monotonic()
-            self._checkpoints.save(progress, self.logger.typical_return)
+            self._checkpoints.save(progress)
             now = time.monotonic()
             self._due_at = now + max(SECONDS, (now - began) / SHARE)
-        if self._checkpoints is not None:
-            self._checkpoints.update(progress, self.logger.typical_return)
 
     def finish(self, result: RunResult) -> RunResult:
         """Writes what belongs to the end of a run; returns the result with the iterations before an interruption."""
@@ -320,4 +320,6 @@ class Recorder:
         made = steps[-1] if len(steps) else np.zeros(num_rows, np.int64)
         if self._policies is not None:
             self._policies.finish(result.states, made, self._scores(result.evaluations))
+        if self._checkpoints is not None:
+            self._checkpoints.save(self._last)
         return result._replace(metrics=metrics, steps=steps)

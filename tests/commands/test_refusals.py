@@ -40,7 +40,7 @@ def saved_run(tmp_path_factory):
     parsed = train.parse(train.Arguments, TINY)
     keys = jax.random.split(jax.random.split(jax.random.key(0))[0], 1)
     plan = RunSpec("ppo", parsed.config, parsed.hyperparams, keys)
-    with Checkpoints(out / "checkpoints" / plan.setting.folder, describe_run(plan), every=1) as checkpoints:
+    with Checkpoints(out / "checkpoints" / plan.setting.folder, describe_run(plan)) as checkpoints:
         checkpoints.save(initial_progress({"params": jnp.ones((1, 4))}, 1)._replace(steps=np.array([32]), iteration=1))
     line = {"run": dataclasses.asdict(plan.setting), "iteration": 0, "environment_steps": [32]}
     (out / "metrics.jsonl").write_text(json.dumps(line) + "\n")

@@ -218,17 +218,17 @@ def test_a_sweep_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
     class Killed(Exception):
         pass
 
-    update, saves = Checkpoints.update, []
+    save, saves = Checkpoints.save, []
 
-    def killed(self, progress, value):
-        update(self, progress, value)
+    def killed(self, progress):
+        save(self, progress)
         saves.append(progress.iteration)
         if len(saves) == 15:  # in the second of the two programs
             raise Killed
 
     resumed = dataclasses.replace(arguments, out=tmp_path / "resumed")
     with monkeypatch.context() as patched:
-        patched.setattr(Checkpoints, "update", killed)
+        patched.setattr(Checkpoints, "save", killed)
         with pytest.raises(Killed):
             sweep.main(resumed, flags)
     assert 0 < saves[-1] < 10

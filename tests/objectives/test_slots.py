@@ -279,9 +279,9 @@ def test_the_entropy_bonus_follows_the_measured_entropy(target, coefficients, ac
 def test_a_resumed_run_holds_the_entropy_with_the_same_bits(tmp_path):
     states, _ = trained(HELD, Hyperparams(entropy_coef=0.1, entropy_target=2.0, learning_rate=0.01), 3)
     rows = jax.tree.map(lambda leaf: leaf[None], states[2])
-    with Checkpoints(tmp_path, {}, every=1) as checkpoints:
-        checkpoints.update(initial_progress(rows, 1)._replace(iteration=2), np.nan)
-    with Checkpoints(tmp_path, {}, every=1) as checkpoints:
+    with Checkpoints(tmp_path, {}) as checkpoints:
+        checkpoints.save(initial_progress(rows, 1)._replace(iteration=2))
+    with Checkpoints(tmp_path, {}) as checkpoints:
         saved = jax.tree.map(lambda leaf: leaf[0], checkpoints.restore(jax.eval_shape(lambda: rows)).states)
     assert (saved.entropy, saved.entropy_coef) == (states[2].entropy, states[2].entropy_coef) and saved.entropy < 2.0
     assert bits(programs(HELD)[1](saved)[0]) == bits(states[3])

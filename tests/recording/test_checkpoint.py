@@ -60,32 +60,21 @@ def progress(iteration):
     )
 
 
-def saved_at(path, iterations, scores=None, every=1):
-    with Checkpoints(path, DESCRIPTION, every=every) as checkpoints:
+def saved_at(path, iterations):
+    with Checkpoints(path, DESCRIPTION) as checkpoints:
         for iteration in iterations:
-            checkpoints.update(progress(iteration), (scores or {}).get(iteration, np.nan))
+            checkpoints.save(progress(iteration))
     return sorted(int(folder.name) for folder in path.iterdir() if folder.name.isdigit())
 
 
 def saved_in(checkpoints):
     """A callback that saves."""
-    return lambda progress, chunk: checkpoints.update(progress)
+    return lambda progress, chunk: checkpoints.save(progress)
 
 
 def restored(path, **arguments):
-    with Checkpoints(path, DESCRIPTION, every=1) as checkpoints:
+    with Checkpoints(path, DESCRIPTION) as checkpoints:
         return checkpoints.restore(jax.eval_shape(state), **arguments)
-
-
-def test_large_states_are_on_the_disk_before_training_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "LARGE", 1)
-    with Checkpoints(tmp_path, DESCRIPTION, every=1) as checkpoints:
-        checkpoints.save(given := progress(1))
-        assert (tmp_path / "1").is_dir()
-        kernel = given.states["params"]["kernel"]
-        jax.jit(lambda x: x + 1, donate_argnums=0)(kernel)
-        assert kernel.is_deleted(), "no view keeps its buffer from being donated"
-    assert bits(restored(tmp_path).states) == bits(progress(1).states)
 
 
 def test_what_is_read_is_what_was_saved(tmp_path):
@@ -106,7 +95,7 @@ def test_what_was_given_is_not_saved_until_it_changes(tmp_path):
 
     def opened(given):
         checksums = {path: zlib.crc32(leaf) for path, leaf in given.items()}
-        return Checkpoints(tmp_path, DESCRIPTION, every=1, given=checksums)
+        return Checkpoints(tmp_path, DESCRIPTION, given=checksums)
 
     def size(iteration):
         return sum(path.stat().st_size for path in (tmp_path / str(iteration)).rglob("*") if path.is_file())
@@ -130,26 +119,19 @@ def test_what_was_given_is_not_saved_until_it_changes(tmp_path):
         assert bits(checkpoints.restore(like, given=given).states) == bits(changed)
 
 
-def test_the_latest_and_the_best_are_kept(tmp_path):
-    assert saved_at(tmp_path, range(8), scores={2: 9.0, 3: np.inf, 5: 1.0}) == [2, 6, 7] and KEPT == 2
-    assert saved_at(tmp_path, [8, 9], scores={8: 3.0}) == [2, 8, 9], "also those of an earlier process"
-    assert saved_at(tmp_path, [10, 11, 12], scores={10: 10.0}) == [10, 11, 12]
-    assert saved_at(tmp_path / "no_scores", range(4)) == [2, 3]
-
-
-def test_it_saves_the_first_the_last_and_what_passes_a_multiple(tmp_path, monkeypatch):
-    monkeypatch.setattr("grpo_jax.recording.checkpoint.KEPT", 99)
-    assert saved_at(tmp_path, range(0, 36, 3), every=10) == [0, 12, 21, 30, 33]
+def test_the_latest_are_kept(tmp_path):
+    assert saved_at(tmp_path, range(5)) == [3, 4] and KEPT == 2
+    assert saved_at(tmp_path, [5]) == [4, 5], "of those of an earlier process"
 
 
 def test_buffers_may_be_donated_while_it_writes(tmp_path):
     overwrite = jax.jit(lambda x: x * 0 - 1, donate_argnums=0)
-    with Checkpoints(tmp_path, DESCRIPTION, every=1) as checkpoints:
+    with Checkpoints(tmp_path, DESCRIPTION) as checkpoints:
         states = state(4.0) | {"params": {"kernel": jnp.full((3, 512, 512), 4.0)}}
         checkpoints.save(initial_progress(states, 3)._replace(iteration=4))
         after = overwrite(states["params"]["kernel"]).block_until_ready()
         assert states["params"]["kernel"].is_deleted() and (after == -1).all()
-    with Checkpoints(tmp_path, DESCRIPTION, every=1) as checkpoints:
+    with Checkpoints(tmp_path, DESCRIPTION) as checkpoints:
         found = checkpoints.restore(jax.eval_shape(lambda: state() | {"params": {"kernel": jnp.zeros((3, 512, 512))}}))
     assert (found.states["params"]["kernel"] == 4).all()
 
@@ -212,9 +194,9 @@ def test_a_full_disk_is_one_line_of_what_to_do(tmp_path, monkeypatch):
     """As tensorstore says it of a save in the background: with a page of JSON."""
     said = f"RESOURCE_EXHAUSTED: Failed writing [os_error_code='{errno.ENOSPC}'] [tensorstore_spec='{{{'1,' * 999}}}']"
     with pytest.raises(OSError, match=FULL):
-        with Checkpoints(tmp_path / "run", DESCRIPTION, every=1) as checkpoints:
+        with Checkpoints(tmp_path / "run", DESCRIPTION) as checkpoints:
             checkpoints.save(progress(1))
-            checkpoints.wait()
+            checkpoints._manager.wait_until_finished()
             monkeypatch.setattr(checkpoints._manager, "save", lambda *_, **__: (_ for _ in ()).throw(ValueError(said)))
             checkpoints.save(progress(2))
     assert restored(tmp_path / "run").iteration == 1
@@ -222,7 +204,7 @@ def test_a_full_disk_is_one_line_of_what_to_do(tmp_path, monkeypatch):
 
 def test_a_checkpoint_that_may_not_fit_is_not_begun(tmp_path, monkeypatch):
     with pytest.raises(OSError, match=FULL):
-        with Checkpoints(tmp_path / "run", DESCRIPTION, every=1) as checkpoints:
+        with Checkpoints(tmp_path / "run", DESCRIPTION) as checkpoints:
             checkpoints.save(progress(1))
             monkeypatch.setattr("shutil.disk_usage", lambda path: types.SimpleNamespace(free=2**20))
             checkpoints.save(progress(2))
@@ -244,7 +226,7 @@ def test_a_save_that_was_not_finished_does_not_count(tmp_path):
 def test_the_checkpoint_of_another_run_is_refused(tmp_path):
     """As a user who copies files may leave it; also an older one than the newest."""
     saved_at(tmp_path / "a", [1, 2])
-    with Checkpoints(tmp_path / "b", DESCRIPTION | {"keys": [1, 2]}, every=1) as checkpoints:
+    with Checkpoints(tmp_path / "b", DESCRIPTION | {"keys": [1, 2]}) as checkpoints:
         checkpoints.save(progress(1))
     shutil.rmtree(tmp_path / "a" / "1")
     (tmp_path / "b" / "1").rename(tmp_path / "a" / "1")
@@ -263,7 +245,7 @@ def test_an_older_format_is_refused_by_the_commit_that_reads_it(tmp_path, monkey
 
 def test_another_state_is_refused_by_the_name_of_the_leaf(tmp_path):
     saved_at(tmp_path, [1])
-    with Checkpoints(tmp_path, DESCRIPTION, every=1) as checkpoints:
+    with Checkpoints(tmp_path, DESCRIPTION) as checkpoints:
         with pytest.raises(ConfigError, match=r"state.params/kernel is \[\[3, 5\], 'float32'\] here, and \[\[3, 2\]"):
             checkpoints.restore(state() | {"params": {"kernel": jnp.zeros((3, 5)), "bias": jnp.zeros(3)}})
 
@@ -282,7 +264,7 @@ def test_another_run_is_refused_by_the_name_of_the_field(tmp_path):
 @pytest.mark.parametrize("limit", [math.inf, -math.inf, math.nan])
 def test_what_is_saved_of_a_run_is_json_whatever_its_numbers(limit, tmp_path):
     description = {"hyperparams": {"kl_limit": limit, "top_k": [1.0, limit]}}
-    with Checkpoints(tmp_path, description, every=1, notes={"most": limit}) as checkpoints:
+    with Checkpoints(tmp_path, description, notes={"most": limit}) as checkpoints:
         checkpoints.save(progress(1))
 
     def refuse(constant):
@@ -329,9 +311,9 @@ def test_a_coefficient_that_adapts_goes_on(tmp_path):
     sizes = {"num_envs": 4, "group_size": 2, "num_epochs": 2, "num_minibatches": 1, "network": MLP((4,))}
     config = Config(environment=Probe(), algorithm=algorithm, **sizes)
     hyperparams = Hyperparams(total_steps=6.0 * config.steps_per_iteration, kl_coef=0.1, entropy_coef=0.1)
-    with Checkpoints(tmp_path, DESCRIPTION, every=2) as checkpoints:
+    with Checkpoints(tmp_path, DESCRIPTION) as checkpoints:
         whole = run(config, hyperparams, KEYS[:2], callback=saved_in(checkpoints), chunk_length=2)
-    with Checkpoints(tmp_path, DESCRIPTION, every=2) as checkpoints:
+    with Checkpoints(tmp_path, DESCRIPTION) as checkpoints:
         like = jax.eval_shape(functools.partial(initial_states, config), hyperparams, KEYS[:2])
         start = checkpoints.restore(like, at_most=5)
     for name in ("kl_coef", "entropy_coef"):
@@ -349,11 +331,11 @@ def test_a_run_goes_on_with_other_devices(tmp_path):
     like = jax.eval_shape(functools.partial(initial_states, config), hyperparams, keys)
     for before, after in ((2, 1), (1, 2)):
         folder = tmp_path / str(before)
-        with Checkpoints(folder, DESCRIPTION, every=4) as checkpoints:
+        with Checkpoints(folder, DESCRIPTION) as checkpoints:
             whole = run(
                 config, hyperparams, keys, callback=saved_in(checkpoints), chunk_length=2, mesh=make_mesh(seeds=before)
             )
-        with Checkpoints(folder, DESCRIPTION, every=4) as checkpoints:
+        with Checkpoints(folder, DESCRIPTION) as checkpoints:
             start = checkpoints.restore(like, at_most=9)
         rest = run(config, hyperparams, keys, resume_from=start, chunk_length=2, mesh=make_mesh(seeds=after))
         assert start.iteration == 8 and len(jax.tree.leaves(rest.states)[0].devices()) == after
@@ -364,5 +346,5 @@ def test_a_run_goes_on_with_other_devices(tmp_path):
 @pytest.mark.parametrize("name", ["[red]", "a\\b"])
 def test_a_folder_that_is_a_pattern_is_refused_before_training(tmp_path, name):
     with pytest.raises(ConfigError, match="without brackets"):
-        Checkpoints(tmp_path / name, DESCRIPTION, every=1)
+        Checkpoints(tmp_path / name, DESCRIPTION)
     assert not (tmp_path / name).exists()

@@ -84,10 +84,10 @@ def run(tmp_path_factory):
     """A folder with policies and checkpoints, and what `load` gives for it."""
     directory = tmp_path_factory.mktemp("run")
     save_policies(directory, CATCH)
-    with Checkpoints(directory / "checkpoints", DESCRIPTION, every=1) as saved:
+    with Checkpoints(directory / "checkpoints", DESCRIPTION) as saved:
         for iteration in (1, 2):
             progress = initial_progress(state(float(iteration)), 3)
-            saved.update(progress._replace(steps=np.full(3, iteration), iteration=iteration))
+            saved.save(progress._replace(steps=np.full(3, iteration), iteration=iteration))
     return directory, grpo_jax.load(directory, row="all")
 
 
@@ -141,7 +141,7 @@ def test_a_damaged_checkpoint_is_skipped_refused_or_the_same(seed, run, tmp_path
     with caplog.at_level(logging.WARNING):
         try:
             check_same_run(folder, DESCRIPTION)
-            with Checkpoints(folder, DESCRIPTION, every=1) as saved:
+            with Checkpoints(folder, DESCRIPTION) as saved:
                 found = saved.restore(jax.eval_shape(state))
         except ConfigError as error:
             assert str(folder) in str(error)

@@ -138,7 +138,7 @@ def test_what_cannot_be_compared_is_reported(tmp_path, caplog):
     typed = {}
     exec("def reduce(mask): return mask", typed)
     for folder, reduce, field in (("a", with_state(threading.Lock()), "closure.state"), ("b", typed["reduce"], "")):
-        with Checkpoints(tmp_path / folder, plan(reduce), every=1) as checkpoints:
+        with Checkpoints(tmp_path / folder, plan(reduce)) as checkpoints:
             checkpoints.save(initial_progress({"params": jnp.ones((1, 4))}, 1))
         with caplog.at_level(logging.WARNING, "grpo_jax.recording.checkpoint"):
             check_same_run(tmp_path / folder, plan(reduce))
