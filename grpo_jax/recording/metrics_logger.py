@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +43,7 @@ class MetricsLogger:
       spec: the run.
       console: False shows nothing; True uses standard output; a rich `Console` is used as it is.
       past: the iterations recorded before a resumed run goes on; later ones are removed from the file.
-      trackers: receive the metrics as well; they are closed with the logger. One that fails is left out.
+      trackers: functions that make trackers, which receive the metrics as well; one that fails is left out.
 
     Attributes:
       skipped_updates: int64 `[R]`, updates skipped so far because of a non-finite loss or gradient.
@@ -58,7 +58,7 @@ class MetricsLogger:
         *,
         console: bool | Console = True,
         past: Chunk | None = None,
-        trackers: Sequence[Tracker] = (),
+        trackers: Sequence[Callable[[], Tracker]] = (),
     ):
         self._directory, self._setting, self._settings = directory, spec.setting, spec.settings
         self._run = spec.setting.title
@@ -75,17 +75,11 @@ class MetricsLogger:
         self._recent: deque[tuple[float, int, float]] = deque(maxlen=10)  # (seconds, steps of all rows, share done)
         self._last_line = 0  # its length
         self._printed_at = time.monotonic()
-        self._past, self._trackers = past, [Guarded(lambda each=each: each) for each in trackers]
+        self._past, self._trackers = past, [Guarded(make) for make in trackers]
         self._watch = TrainingWarnings(spec.config.env.action_space, self._settings.word)
         self.skipped_updates = np.zeros(len(spec.keys), np.int64)
         self.warnings: list[str] = []
         self.ending = ""
-
-    @property
-    def typical_return(self) -> float:
-        """Median over the seeds of the best setting of the last known return; NaN if there is none."""
-        _, known, _ = self._of_best_setting()
-        return float(np.median(known)) if len(known) else np.nan
 
     def _of_best_setting(self) -> tuple[Setting, np.ndarray, int]:
         """The best setting, the last known returns of its seeds, and the number of its seeds."""
@@ -120,7 +114,7 @@ class MetricsLogger:
         with contextlib.ExitStack() as closing:  # everything is closed, even if one fails, in the reverse order
             closing.callback(self._print, self._summary(exception_type))
             for tracker in self._trackers:
-                closing.callback(tracker.close)
+                closing.callback(tracker.call, "close")
             if self._file is not None:
                 closing.callback(self._file.close)
             if self._progress is not None:
@@ -151,7 +145,7 @@ class MetricsLogger:
         self._iteration = chunk.iteration + len(steps)
         self._recent.append((self._seconds, int(self._steps.sum()), float(np.mean(done))))
         for tracker in self._trackers:
-            tracker.record(chunk.iteration, steps, known)
+            tracker.call("record", chunk.iteration, steps, known)
         if self._shows_each and self._progress is None:
             for number, returns in enumerate(known["episode/return_mean"][:-1], start=chunk.iteration + 1):
                 mean = f"{self._reward_word} {np.nanmean(returns):.4g}"
@@ -167,8 +161,9 @@ class MetricsLogger:
             self._file.truncate(self._file.tell() - self._last_line)
         self._write(last, _active(last))
         self._returns = np.where(np.isfinite(last.metrics[SAMPLED][0]), last.metrics[SAMPLED][0], self._returns)
+        evaluated = {name: last.metrics[name] for name in (SAMPLED, GREEDY)}
         for tracker in self._trackers:
-            tracker.record(last.iteration, last.steps, {name: last.metrics[name] for name in (SAMPLED, GREEDY)})
+            tracker.call("record", last.iteration, last.steps, evaluated)
 
     def _write(self, chunk: Chunk, active: np.ndarray) -> None:
         if self._file is not None:

@@ -25,7 +25,7 @@ from grpo_jax.recording.metrics_file import read_metrics
 from grpo_jax.recording.metrics_logger import MetricsLogger
 from grpo_jax.recording.policy_saver import PolicySaver, RecentReturns
 from grpo_jax.recording.run_folder import Recording, describe_run, prepare_folder
-from grpo_jax.recording.trackers import Guarded, TensorBoard, Tracker, WeightsAndBiases
+from grpo_jax.recording.trackers import TensorBoard, WeightsAndBiases
 from grpo_jax.recording.training_warnings import NonFiniteFinder
 from grpo_jax.runs.evaluations import Evaluate, Evaluations
 from grpo_jax.runs.processes import from_every_process, from_process_zero, is_process_zero
@@ -255,13 +255,13 @@ class Recorder:
         spec, recording = self._spec, self._recording
         if not is_process_zero():
             return MetricsLogger(None, spec, console=False, past=self._past)
-        trackers: list[Tracker] = []
+        trackers = []
         if recording.tensorboard:
             steps, folder = None if self.start is None else self.start.steps, out / "tensorboard" / spec.setting.folder
-            trackers.append(Guarded(lambda: TensorBoard(folder, spec.settings, steps)))
+            trackers.append(lambda: TensorBoard(folder, spec.settings, steps))
         if recording.wandb is not None:
             group = recording.wandb_group or (out.resolve().name if len(spec.settings.rows) > 1 else None)
-            trackers.append(Guarded(lambda: WeightsAndBiases(out, spec, mode=recording.wandb, group=group)))
+            trackers.append(lambda: WeightsAndBiases(out, spec, mode=recording.wandb, group=group))
         return MetricsLogger(out, spec, console=self._console, past=self._past, trackers=trackers)
 
     def _scores(self, evaluations: Evaluations) -> np.ndarray:

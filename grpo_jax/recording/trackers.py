@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -38,24 +39,18 @@ class Guarded:
         with self._guard():
             self._tracker = make()
 
-    def record(self, iteration: int, steps: np.ndarray, metrics: Mapping[str, np.ndarray]) -> None:
-        """As the tracker's."""
+    def call(self, method: str, *arguments: Any) -> None:
+        """Calls a method of the tracker."""
         with self._guard():
             if self._tracker is not None:
-                self._tracker.record(iteration, steps, metrics)
-
-    def close(self) -> None:
-        """As the tracker's."""
-        with self._guard():
-            if self._tracker is not None:
-                self._tracker.close()
+                getattr(self._tracker, method)(*arguments)
 
     @contextlib.contextmanager
     def _guard(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            name = type(self._tracker).__name__ if self._tracker is not None else "a tracker"
+            name = "a tracker" if self._tracker is None else type(self._tracker).__name__
             self._tracker = None
             _log.warning("%s failed (%s: %s); the run goes on without it.", name, type(error).__name__, error)
 
@@ -160,16 +155,11 @@ def over_seeds(
     """
     columns = {}
     for name, values in metrics.items():
-        values = values[:, rows]
-        values = np.sort(np.where(np.isfinite(values), values, np.nan), axis=1)  # NaN comes last
-        last = np.sum(~np.isnan(values), axis=1) - 1
-        for suffix, quantile in QUARTILES.items() if values.shape[1] > 1 else [("", 0.5)]:
-            place = quantile * np.maximum(last, 0)
-            low, high = (
-                np.take_along_axis(values, index.astype(int)[:, None], axis=1)[:, 0]
-                for index in (np.floor(place), np.ceil(place))
-            )
-            columns[name + suffix] = low + (place - np.floor(place)) * (high - low)
+        values = np.where(np.isfinite(values), values, np.nan)[:, rows]
+        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # of an iteration without a value
+            quantiles = np.nanquantile(values, [*QUARTILES.values()], axis=1)
+        suffixes = QUARTILES if values.shape[1] > 1 else [""]
+        columns |= {name + suffix: column for suffix, column in zip(suffixes, quantiles, strict=False)}
     return [
         (int(step), {name: float(column[i]) for name, column in columns.items() if not np.isnan(column[i])})
         for i, step in enumerate(np.median(steps[:, rows], axis=1))
