@@ -75,7 +75,7 @@ def recorded_run(
     ```
 
     The folder gets `metrics.jsonl` (a JSON object an iteration), `policies/` (the final and the best policy of each
-    row, for `grpo_jax.load`), `checkpoints/` (the latest two and the best one), the files of the trackers, and at the
+    row, for `grpo_jax.load`), `checkpoints/` (the latest two), the files of the trackers, and at the
     end `learning_curves.png`. The console shows the progress, and warnings, such as of a collapsed entropy. Rows that
     differ in their hyperparameters or `env_params` are different settings in all of these, others are seeds.
 
@@ -89,7 +89,7 @@ def recorded_run(
       recording: `Recording(folder, ...)`, or the folder alone.
       console: False shows nothing; True uses standard output; or a rich `Console`.
       options: `evaluate`, `callback`, `params`, `mesh` and `compilation_cache` of `run`. The latest return of an
-        evaluation, or else of training, decides which policy and which checkpoint is the best one.
+        evaluation, or else of training, decides which policy is the best one.
 
     Returns:
       The result of the whole run, with the metrics and steps of all its iterations, also those made before it was

@@ -18,7 +18,7 @@ from grpo_jax.language import load_model, read_prompts
 from grpo_jax.policies import MLP
 from grpo_jax.recording import folder_lock
 from grpo_jax.recording.files import as_path
-from grpo_jax.recording.folder_lock import clean_up_on_error, lock_run_folder
+from grpo_jax.recording.folder_lock import clean_up_on_error, deferred_signals, lock_run_folder
 
 NUM_PROCESSES = 4
 
@@ -117,6 +117,25 @@ def test_an_error_removes_what_was_begun_unless_an_iteration_is_recorded(tmp_pat
     left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
     kept = {"kept", "kept/.lock", "kept/checkpoints", "kept/metrics.jsonl"}
     assert left == kept | {"there", "there/notes.txt", "a", "a/mixed", "a/mixed/theirs", "a/mixed/theirs/.lock"}
+
+
+def test_signals_wait_and_a_second_interrupt_does_not():
+    # As in a terminal: what a shell runs in the background ignores SIGINT.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    reached = []
+    with pytest.raises(KeyboardInterrupt), deferred_signals() as received:
+        os.kill(os.getpid(), signal.SIGINT)
+        reached.append(list(received))
+        os.kill(os.getpid(), signal.SIGINT)
+        reached.append("never")
+    assert reached == [[signal.SIGINT]]
+    with pytest.raises(KeyboardInterrupt):  # one that nobody asked for
+        with deferred_signals():
+            os.kill(os.getpid(), signal.SIGINT)
+        reached.append("never")
+    with deferred_signals() as received:
+        pass
+    assert received == [] and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL and len(reached) == 1
 
 
 # --- read-only folders -----------------------------------------------------------------------------------------------

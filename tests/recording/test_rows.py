@@ -1,10 +1,7 @@
 """A sweep made by hand: rows that differ in hyperparameters are settings, those of one setting are its seeds."""
 
-import importlib
 import io
 import json
-import sys
-import types
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +17,6 @@ from grpo_jax.commands import evaluate, plot
 from grpo_jax.policies import MLP
 from grpo_jax.recording.metrics_file import read_metrics, read_settings
 from grpo_jax.recording.metrics_logger import MetricsLogger
-from grpo_jax.recording.trackers import TensorBoard, WeightsAndBiases
 from grpo_jax.recording.training_warnings import TrainingWarnings
 from grpo_jax.runs.progress import Chunk
 from grpo_jax.runs.run_spec import RunSpec
@@ -125,47 +121,6 @@ def test_warnings_name_rows():
         0, {"policy/kl_behaviour": np.array([[0.0, 2.0]])}
     )
     assert "in rows [1]" in warning
-
-
-def test_trackers_show_each_setting(tmp_path, monkeypatch):
-    metrics = {"loss/policy": RETURNS[None]}
-    tracker = TensorBoard(tmp_path, SETTINGS)
-    tracker.record(0, np.full((1, 4), 32), metrics)
-    tracker.close()
-    shown = {}
-    for directory in tmp_path.iterdir():
-        for event in events(directory):
-            shown |= {(directory.name, each.tag): each.simple_value for each in event.summary.value}
-    assert shown["learning_rate_0.001_kl_limit_0.05", "loss/policy"] == 45
-    assert shown["learning_rate_0.01_kl_limit_inf", "loss/policy_q75"] == 45.25
-
-
-def test_each_setting_is_a_run_of_weights_and_biases(tmp_path, monkeypatch):
-    begun = []
-
-    def init(**arguments):
-        logged = []
-        begun.append((arguments, logged))
-        return types.SimpleNamespace(
-            log=lambda values, step: logged.append((step, values)),
-            finish=logged.clear,
-            define_metric=lambda *names, **options: None,
-        )
-
-    fake = types.ModuleType("wandb")
-    fake.__spec__, fake.init = importlib.machinery.ModuleSpec("wandb", None), init
-    monkeypatch.setitem(sys.modules, "wandb", fake)
-    spec = RunSpec("ppo", CONFIG, RATES, jax.random.split(jax.random.key(0), 4))
-    tracker = WeightsAndBiases(tmp_path, spec, mode="offline", group="sweep")
-    tracker.record(3, np.full((1, 4), 32), {"loss/policy": RETURNS[None]})
-    (good, first), (bad, second) = begun
-    assert (good["name"], bad["name"]) == (f"ppo on Probe {GOOD}", f"ppo on Probe {BAD}") and good["id"] != bad["id"]
-    assert {each["group"] for each in (good, bad)} == {"sweep"} and bad["reinit"] == "create_new"
-    assert bad["config"]["hyperparams"]["learning_rate"] == 0.01 and good["config"]["hyperparams"]["kl_limit"] == 0.05
-    assert first[0][0] == 3 and first[0][1]["loss/policy"] == 45 and second[0][1]["loss/policy_q75"] == 45.25
-    named = spec._replace(rows=[Setting({"name": each}) for each in "abab"])
-    WeightsAndBiases(tmp_path, named, mode="offline", group="sweep")
-    assert [arguments["name"] for arguments, _ in begun[2:]] == ["a", "b"], "of a sweep, the names of its settings"
 
 
 def test_plots_and_tables_have_a_run_for_each_setting(folder, tmp_path, capsys):
