@@ -12,9 +12,9 @@ import numpy as np
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.recording.files import replacement
 from grpo_jax.recording.statistics import Curve, describe_seeds, learning_curve
-from grpo_jax.runs.curves import Block
 from grpo_jax.runs.evaluations import SAMPLED
-from grpo_jax.runs.progress import RunResult
+from grpo_jax.runs.progress import Chunk
+from grpo_jax.runs.result import RunResult
 from grpo_jax.runs.settings import Setting
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ SOLVED_AT = {
 
 
 def plot_settings(
-    environment: str, blocks: Mapping[Setting, Block], path: Path | None, metric: str | None = None
+    environment: str, blocks: Mapping[Setting, Chunk | RunResult], path: Path | None, metric: str | None = None
 ) -> "Figure":
     """Draws the learning curve of each of the first settings, with its 95% interval over seeds.
 
@@ -76,7 +76,7 @@ def differing(settings: Sequence[Setting]) -> list[str]:
     return [str(Setting(values or each.values)) for values, each in zip(own, settings, strict=True)]
 
 
-def ranked_settings(result: RunResult) -> dict[Setting, Block]:
+def ranked_settings(result: RunResult) -> dict[Setting, Chunk]:
     """The settings of a run by the mean of their seeds' last returns, the best first."""
     blocks, settings = result.by_setting, result.settings
     if settings is None:

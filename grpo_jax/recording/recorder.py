@@ -29,7 +29,8 @@ from grpo_jax.recording.trackers import TensorBoard, WeightsAndBiases
 from grpo_jax.recording.training_warnings import NonFiniteFinder
 from grpo_jax.runs.evaluations import Evaluate, Evaluations
 from grpo_jax.runs.processes import from_every_process, from_process_zero, is_process_zero
-from grpo_jax.runs.progress import Callback, Chunk, Progress, RunResult, apply_callback, describe_ends, joined
+from grpo_jax.runs.progress import Callback, Chunk, Progress, apply_callback
+from grpo_jax.runs.result import RunResult, describe_ends, joined
 from grpo_jax.runs.run import NUM_CHUNKS, run
 from grpo_jax.runs.run_spec import RunSpec, versions
 from grpo_jax.training.budget import most_steps

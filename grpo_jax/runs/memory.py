@@ -3,32 +3,17 @@
 import contextlib
 import ctypes
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import jax
 
 
-class Memory:
-    """The memory that a program of `num_rows` rows needs: `needed` bytes on each device, 0 before it is measured."""
-
-    def __init__(self, num_rows: int):
-        self.num_rows, self.needed = num_rows, 0
-
-    def measure(self, program: jax.stages.Compiled) -> jax.stages.Compiled:
-        """Sets `needed` to the program's arguments, results and temporary arrays, and returns the program."""
-        if sizes := program.memory_analysis():
-            self.needed = sizes.argument_size_in_bytes + sizes.output_size_in_bytes + sizes.temp_size_in_bytes
-            self.needed -= sizes.alias_size_in_bytes
-        return program
-
-    def advice(self) -> str:
-        """What to lower; after `measure`, also about how many rows would fit."""
-        text = f"not enough memory for {self.num_rows} rows (seeds × hyperparameters) at once"
-        available = device_memory()
-        if self.needed and available:
-            fit = min(self.num_rows - 1, int(0.9 * available / self.needed * self.num_rows))
-            text += f": they need {self.needed / 2**30:.1f} GiB of {available / 2**30:.1f} GiB; about {fit} would fit"
-        return text + ". Lower num_seeds, num_envs or num_steps, or raise num_minibatches or num_microbatches"
+def bytes_needed(program: jax.stages.Compiled | None) -> int:
+    """Bytes of a program's arguments, results and temporary arrays on each device; 0 if unknown."""
+    if program is None or not (sizes := program.memory_analysis()):
+        return 0
+    needed = sizes.argument_size_in_bytes + sizes.output_size_in_bytes + sizes.temp_size_in_bytes
+    return needed - sizes.alias_size_in_bytes
 
 
 def device_memory() -> int:
@@ -44,20 +29,28 @@ def device_memory() -> int:
 def return_free_memory() -> None:
     """Gives the operating system what the process has freed, where the C library can (glibc).
 
-    It keeps freed blocks for later, but XLA's large ones are never taken from them: after the weights of a language
-    model are loaded and its program compiled, those are hundreds of megabytes.
+    It keeps freed blocks, but XLA does not reuse them for large arrays: after the weights of a language model are
+    loaded and its program compiled, those are hundreds of megabytes.
     """
     with contextlib.suppress(OSError, AttributeError, TypeError):  # other C libraries; on Windows None is no library
         ctypes.CDLL(None).malloc_trim(0)
 
 
 @contextlib.contextmanager
-def explain_out_of_memory(num_rows: int) -> Iterator[Memory]:
-    """Turns XLA's out-of-memory error into a MemoryError that says what to lower."""
-    memory = Memory(num_rows)
+def explain_out_of_memory(num_rows: int, needed: Callable[[], int]) -> Iterator[None]:
+    """Turns XLA's out-of-memory error into a MemoryError that says what to lower; `needed()` is as `bytes_needed`."""
     try:
-        yield memory
+        yield
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error) and "Out of memory" not in str(error):
             raise
-        raise MemoryError(memory.advice()) from error
+        raise MemoryError(advice(num_rows, needed())) from error
+
+
+def advice(num_rows: int, needed: int) -> str:
+    """What to lower; where the memory that is needed is known, also how many rows would fit."""
+    text = f"not enough memory for {num_rows} rows (seeds × hyperparameters) at once"
+    if needed and (available := device_memory()):
+        fit = min(num_rows - 1, int(0.9 * available / needed * num_rows))
+        text += f": they need {needed / 2**30:.1f} GiB of {available / 2**30:.1f} GiB; about {fit} would fit"
+    return text + ". Lower num_seeds, num_envs or num_steps, or raise num_minibatches or num_microbatches"

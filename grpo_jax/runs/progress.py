@@ -1,23 +1,18 @@
-"""The progress of a run, chunk by chunk, and its result."""
+"""The progress of a run, chunk by chunk."""
 
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from grpo_jax.errors import ConfigError
 from grpo_jax.objectives.reductions import missing
-from grpo_jax.runs.curves import Block, as_dataframe, stacked
 from grpo_jax.runs.evaluations import GREEDY, SAMPLED, Evaluations, no_evaluations
-from grpo_jax.runs.settings import Setting, Settings
 from grpo_jax.training.budget import Budget
 from grpo_jax.types import Metrics, TrainState, first_difference
-
-if TYPE_CHECKING:
-    import pandas
 
 
 class Chunk(NamedTuple):
@@ -73,57 +68,6 @@ def with_ends(progress: Progress, spent: Budget, fractions: Mapping[str, np.ndar
     return progress._replace(ended_by=ended_by, used=used)
 
 
-def describe_ends(ended_by: np.ndarray, used: np.ndarray, word: str = "seeds") -> str:
-    """What ended rows, and how much of their budgets they used, such as "98.1% of total_steps used"."""
-    texts = []
-    for name in sorted(set(ended_by)):
-        rows = ended_by == name
-        percent = f"{100 * used[rows].mean():.1f}%"
-        text = f"stopped at {percent} of the budget" if name == "stopped" else f"{percent} of {name} used"
-        texts.append(text if rows.all() else f"{text} in {rows.sum()} of {len(rows)} {word}")
-    return ", ".join(texts)
-
-
-class RunResult(NamedTuple):
-    """The result of `run`. After `resume_from`, metrics and steps are of the iterations made since."""
-
-    states: TrainState  # as in Progress
-    metrics: dict[str, np.ndarray]  # each [num_iterations, R]; empty if there was nothing left to do
-    steps: np.ndarray  # int64 [num_iterations, R]
-    compile_seconds: float
-    train_seconds: float  # with evaluations, callbacks, and the time before `resume_from`
-    evaluations: Evaluations  # with those before `resume_from`
-    # str [R]: what ended the row: a limit, "total_steps", "num_iterations" or "max_episodes", or "stopped", by
-    # `stop_when` or the callback
-    ended_by: np.ndarray
-    used: np.ndarray  # float64 [R] fraction that it used of this limit, or of the budget, if it was stopped
-    settings: Settings | None = None  # which rows have the same hyperparameters and env_params; None: all
-
-    @property
-    def by_setting(self) -> dict[Setting, Block]:
-        """The steps and metrics of each setting, whose columns are its seeds."""
-        settings = self.settings or Settings({Setting(): np.arange(self.steps.shape[1])})
-        return {
-            setting: Block(self.steps[:, rows], {name: value[:, rows] for name, value in self.metrics.items()})
-            for setting, rows in settings.rows.items()
-        }
-
-    def curves(self) -> dict[str, np.ndarray]:
-        """Each metric, and the `environment_steps` made so far, as `[settings, seeds, iterations]`.
-
-        Rows with the same hyperparameters and env_params are seeds of one setting. NaN where there is no value.
-        """
-        return stacked([*self.by_setting.values()])
-
-    def to_dataframe(self) -> "pandas.DataFrame":
-        """A table of pandas, with a line for each iteration of each row.
-
-        Its columns are the hyperparameters and env_params in which rows differ, `seed`, `iteration`,
-        `environment_steps` and the metrics. Raises ConfigError if pandas is not installed.
-        """
-        return as_dataframe(self.by_setting)
-
-
 def to_host(metrics: Metrics, before: Progress, started: float) -> Chunk:
     """A chunk as NumPy arrays, without the iterations after the last row stopped."""
     num_rows = len(before.steps)
@@ -136,18 +80,6 @@ def to_host(metrics: Metrics, before: Progress, started: float) -> Chunk:
 
     steps, seconds = before.steps + np.cumsum(made[:num_made], axis=0), time.perf_counter() - started
     return Chunk({name: known(metric) for name, metric in metrics.items()}, steps, before.iteration, seconds)
-
-
-def joined(parts: Sequence[Chunk | RunResult], num_rows: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """The metrics and the steps of successive parts of a run; a metric is NaN in a part that lacks it."""
-    parts = [part for part in parts if len(part.steps)]
-
-    def values(name, part):
-        return part.metrics.get(name, np.full(part.steps.shape, np.nan, np.float32))
-
-    names = dict.fromkeys(name for part in parts for name in part.metrics)
-    metrics = {name: np.concatenate([values(name, part) for part in parts]) for name in names}
-    return metrics, np.concatenate([np.zeros((0, num_rows), np.int64), *(part.steps for part in parts)])
 
 
 def without_padding(progress: Progress) -> Progress:

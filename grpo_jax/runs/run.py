@@ -19,21 +19,20 @@ from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.reductions import missing
 from grpo_jax.runs.compilation_cache import kept_programs
 from grpo_jax.runs.evaluations import Evaluate, make_evaluation
-from grpo_jax.runs.memory import Memory, explain_out_of_memory, return_free_memory
+from grpo_jax.runs.memory import bytes_needed, explain_out_of_memory, return_free_memory
 from grpo_jax.runs.progress import (
     Callback,
     Chunk,
     Progress,
-    RunResult,
     apply_callback,
     initial_progress,
-    joined,
     to_host,
     with_ends,
     with_evaluation,
     with_returns,
     without_padding,
 )
+from grpo_jax.runs.result import RunResult, joined
 from grpo_jax.runs.settings import setting_columns, settings_of
 from grpo_jax.training import budget
 from grpo_jax.training.checks import check_mesh, check_options, check_rows, check_run, makes_params, try_on_shapes
@@ -96,12 +95,12 @@ def run(
     check_options(config, params, callback, mesh)
     rows = _Rows(config, hyperparams, keys, make_row_mesh(len(keys)) if mesh is None else mesh)
     chunk_length = _chunk_length(config, hyperparams, chunk_length, evaluate)
-    with kept_programs(compilation_cache), explain_out_of_memory(len(keys)) as memory:
-        started, program, compile_seconds = time.perf_counter(), None, 0.0
+    started, program, compile_seconds = time.perf_counter(), None, 0.0
+    with kept_programs(compilation_cache), explain_out_of_memory(len(keys), lambda: bytes_needed(program)):
         progress = rows.start(env_params, params, resume_from)
         progress = rows.with_budget(rows.call(callback, progress, None))
         if not progress.ended.all():
-            program = rows.compile(progress, chunk_length, memory)
+            program = rows.compile(progress, chunk_length)
             return_free_memory()
             compile_seconds = time.perf_counter() - started
         started = time.perf_counter() - progress.seconds
@@ -137,7 +136,7 @@ class _Rows:
         states = finished(begin, *given, num_devices=self.mesh.size)
         return self.with_budget(initial_progress(states, len(self.keys)))
 
-    def compile(self, progress: Progress, chunk_length: int, memory: Memory) -> Callable:
+    def compile(self, progress: Progress, chunk_length: int) -> jax.stages.Compiled:
         """`(states, limits) -> (states, metrics)`: a chunk of iterations of all rows."""
 
         def make():
@@ -146,7 +145,7 @@ class _Rows:
             return jax.jit(lambda *rows: chunk_of_rows(rows), donate_argnums=0, out_shardings=layouts)
 
         program = self._kept(chunk_length, make)
-        return memory.measure(program.lower(progress.states, self._limits(progress)).compile())
+        return program.lower(progress.states, self._limits(progress)).compile()
 
     def train(
         self,

@@ -16,7 +16,7 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.recording.files import plain, read_archive, read_as
 from grpo_jax.recording.metrics_file import VALUES
 from grpo_jax.recording.policy_saver import KINDS, policy_file, write_policies
-from grpo_jax.runs.memory import Memory, device_memory
+from grpo_jax.runs.memory import bytes_needed, device_memory
 from grpo_jax.runs.processes import from_every_process, from_process_zero
 from grpo_jax.runs.run_spec import RunSpec
 from grpo_jax.runs.settings import Setting
@@ -116,6 +116,4 @@ def _bytes_needed(plan: RunSpec, num_rows: int, mesh: Mesh | None) -> int:
         out_shardings=(layout, replicated(mesh)),
         donate_argnums=0,
     )
-    memory = Memory(num_rows)
-    memory.measure(step.lower(states).compile())
-    return memory.needed
+    return bytes_needed(step.lower(states).compile())

@@ -10,7 +10,7 @@ import numpy as np
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.recording import TrainedPolicy, bootstrap_interval, iqm, load
 from grpo_jax.recording.statistics import describe_seeds
-from grpo_jax.runs.curves import Block, as_dataframe, stacked
+from grpo_jax.runs.result import RunResult, as_dataframe, stacked
 from grpo_jax.runs.settings import Setting, Value
 from grpo_jax.sweeps.runs import Run
 
@@ -70,13 +70,13 @@ class SweepResult:
         return len(self.settings[0].run.final_returns)
 
     @property
-    def by_setting(self) -> dict[Setting, Block]:
-        """The steps and metrics of each setting, whose columns are its seeds."""
-        return {run.setting: Block(run.result.steps, run.result.metrics) for run, *_ in self.settings}
+    def by_setting(self) -> dict[Setting, RunResult]:
+        """The result of each setting, whose columns are its seeds."""
+        return {run.setting: run.result for run, *_ in self.settings}
 
     def curves(self) -> dict[str, np.ndarray]:
         """Each metric, and the `environment_steps` made so far, as `[settings, seeds, iterations]`, NaN-padded."""
-        return stacked([*self.by_setting.values()])
+        return stacked(self.by_setting.values())
 
     def to_dataframe(self) -> "pandas.DataFrame":
         """A table of pandas, with a line for each iteration of each seed of each setting.

@@ -13,7 +13,7 @@ from grpo_jax.evaluation.episodes import evaluate
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.recording import bootstrap_interval, iqm
 from grpo_jax.recording.config_file import config_fields
-from grpo_jax.runs.progress import RunResult
+from grpo_jax.runs.result import RunResult, columns_of
 from grpo_jax.runs.settings import Setting
 from grpo_jax.types import TrainState
 
@@ -38,10 +38,11 @@ class Run(NamedTuple):
 
     def of_rows(self, rows: np.ndarray, setting: Setting, hyperparams: Hyperparams) -> "Run":
         """The run of some of the rows; it keeps the time of all of them together, and no states."""
+        part = columns_of(self.result, rows)
         result = self.result._replace(
             states=None,
-            metrics={name: values[:, rows] for name, values in self.result.metrics.items()},
-            steps=self.result.steps[:, rows],
+            metrics=part.metrics,
+            steps=part.steps,
             evaluations=self.result.evaluations.of_rows(np.s_[:, rows]),
             ended_by=self.result.ended_by[rows],
             used=self.result.used[rows],

@@ -38,7 +38,7 @@ def unknown(name, flags):
         with contextlib.redirect_stderr(said):
             if name in ("sweep", "experiments.reasoning"):
                 others = parsing.parse_known_flags(module.Arguments, flags)[1]
-                known = RUN if name == "sweep" else parsing.flat_fields(lm.Arguments).keys()
+                known = RUN if name == "sweep" else parsing.flag_names(lm.Arguments)
                 return {word for word in others if word.startswith("--") and word[2:].replace("-", "_") not in known}
             module.parse(module.Arguments, flags) if name == "train" else parsing.parse_flags(module.Arguments, flags)
     except (ConfigError, SystemExit) as error:

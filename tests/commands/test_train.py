@@ -13,7 +13,7 @@ from grpo_jax.commands.harness.figures import solved_after
 from grpo_jax.commands.harness.settings import ENVIRONMENT_SETTINGS, tuned_settings
 from grpo_jax.policies import MLP
 from grpo_jax.recording.files import write_json
-from grpo_jax.runs.progress import RunResult
+from grpo_jax.runs.result import RunResult
 from grpo_jax.runs.settings import Setting
 from grpo_jax.sweeps.runs import Run, summarise
 

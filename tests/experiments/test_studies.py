@@ -15,7 +15,7 @@ from experiments import pretrained, pretrained_speed, published_cartpole
 from experiments.harness import pretrained_tasks
 from experiments.harness.hidden import HiddenCartPole
 from experiments.harness.random_text import random_text
-from grpo_jax.runs.progress import RunResult
+from grpo_jax.runs.result import RunResult
 from grpo_jax.sweeps.runs import Run
 
 EXPERIMENTS = Path(experiments.__file__).parent

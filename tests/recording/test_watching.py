@@ -10,7 +10,7 @@ import pytest
 from grpo_jax.environments.spaces import Box, Discrete, MultiDiscrete
 from grpo_jax.recording.metrics_file import read_metrics, truncate_metrics
 from grpo_jax.recording.training_warnings import DEAD_ITERATIONS, TrainingWarnings
-from grpo_jax.runs.memory import Memory
+from grpo_jax.runs.memory import advice
 from grpo_jax.runs.settings import Setting
 
 
@@ -78,11 +78,9 @@ def test_groups_of_equal_scores_with_advantages_are_not_dead():
 
 
 def test_exhausted_memory_says_how_many_rows_would_fit(monkeypatch):
-    memory = Memory(num_rows=100)
-    assert "100 rows" in memory.advice() and "num_seeds" in memory.advice() and "would fit" not in memory.advice()
-    memory.needed = 40 * 2**30
+    assert "100 rows" in advice(100, 0) and "num_seeds" in advice(100, 0) and "would fit" not in advice(100, 0)
     monkeypatch.setattr("grpo_jax.runs.memory.device_memory", lambda: 16 * 2**30)
-    assert "need 40.0 GiB of 16.0 GiB; about 36 would fit" in memory.advice()
+    assert "need 40.0 GiB of 16.0 GiB; about 36 would fit" in advice(100, 40 * 2**30)
 
 
 def test_a_record_is_read_and_cut_whatever_a_killed_process_left(tmp_path):

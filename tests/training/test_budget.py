@@ -11,7 +11,7 @@ from small import small_config
 
 from grpo_jax import Hyperparams, make_train, run
 from grpo_jax.policies import MLP
-from grpo_jax.runs.progress import describe_ends
+from grpo_jax.runs.result import describe_ends
 from grpo_jax.training import budget
 from grpo_jax.types import StepCount
 

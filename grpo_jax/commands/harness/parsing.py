@@ -1,21 +1,38 @@
-"""Dataclasses from the flags of a command line, by tyro: values within their limits, and a short help."""
+"""Dataclasses from the flags of a command line, by tyro: values within their limits, and help of those used most."""
 
 import dataclasses
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import tyro
+from docstring_parser import parse_from_object
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
 
 from grpo_jax.commands.harness import limits
-from grpo_jax.commands.harness.short_help import FEW, Field, field_words, flat_fields, invocation, print_short_help
 from grpo_jax.errors import OTHER_WORDS, ConfigError, nearest
 
 T = TypeVar("T")
+
+FEW = 15
+"""Flags that --help shows all of; of more, those that are used most and the first of a command's own."""
+MOST_OWN = 12
+USED_MOST = (
+    *("environment", "algorithm", "total_steps", "num_seeds", "out", "num_envs", "learning_rate", "network", "scale"),
+    *("group_size", "discount", "entropy_coef", "env_params", "seed", "config_file", "hyperparams_class"),
+    *("evaluate_every", "checkpoint_every", "resume", "tensorboard", "wandb"),
+)
+
+
+def invocation(command: str | None = None) -> str:
+    """How the user starts a command; without a name, the program that runs."""
+    module = getattr(sys.modules["__main__"].__spec__, "name", "")
+    if command is None and module.startswith("experiments."):
+        return f"python -m {module}"
+    return f"grpo-jax {command or module.rpartition('.')[2]}".replace("_", "-").rstrip()
 
 
 def parse_flags(
@@ -46,19 +63,21 @@ def peek(arguments: type[T], flags: Sequence[str] | None = None) -> T:
 
 def _parse(arguments, flags, default=None, registry=None, complete=lambda values: None, allow_unknown=False):
     flags = sys.argv[1:] if flags is None else list(flags)
-    fields = flat_fields(arguments, default)
+    names = flag_names(arguments, default)
+    shown, description = None, inspect.cleandoc(arguments.__doc__ or "")
     if "--help-all" in flags:
         flags = ["--help"]
-    elif {"-h", "--help"} & {*flags} and len(fields) > FEW:
-        print_short_help(arguments, fields)
-        sys.exit(0)
-    _check_words(flags, fields)
+    elif {"-h", "--help"} & {*flags} and len(names) > FEW:
+        shown = {*USED_MOST, *[*vars(arguments)["__annotations__"]][:MOST_OWN]}
+        description += f"\n\nThe flags used most are below; all {len(names)}: {invocation()} --help-all. "
+        description += "Names of algorithms, environments and networks: grpo-jax list"
+    _check_words(flags, names)
     registry = ConstructorRegistry() if registry is None else registry
-    registry.struct_rule(_of_dataclass)
+    registry.struct_rule(functools.partial(_of_dataclass, shown))
     parsed = tyro.cli(
         arguments,
         prog=invocation(),
-        description=inspect.cleandoc(arguments.__doc__ or ""),
+        description=description,
         args=flags,
         default=default,
         return_unknown_args=allow_unknown,
@@ -70,13 +89,30 @@ def _parse(arguments, flags, default=None, registry=None, complete=lambda values
     return _construct(unmade, {word.replace("_", "-") for word in flags}), unknown
 
 
-def _check_words(flags: Sequence[str], fields: Mapping[str, Field]) -> None:
+def flag_names(kind: type, default: Any = None) -> set[str]:
+    """The names of the flags of a dataclass and of the dataclasses in it."""
+    return {*_flag_names(kind, default)}
+
+
+def _flag_names(kind: type, default: Any) -> Iterator[str]:
+    hints = get_type_hints(kind, include_extras=True)
+    for field in dataclasses.fields(kind):
+        value = getattr(default, field.name, None)
+        inner = type(value) if dataclasses.is_dataclass(value) else hints[field.name]
+        if dataclasses.is_dataclass(inner):
+            yield from _flag_names(inner, value)
+        else:
+            options = (each for each in get_args(hints[field.name]) if type(each).__name__ == "_ArgConfig")
+            yield next((each.name for each in options if each.name), field.name)
+
+
+def _check_words(flags: Sequence[str], names: Collection[str]) -> None:
     """Raises ConfigError for what no file or console can hold, and for the names that other libraries have."""
     for word in flags:
         if not word.isascii() and word.encode(errors="replace").decode() != word:
             raise ConfigError(f"{word!r} is no text in UTF-8; write it in UTF-8")
         name = word.partition("=")[0][2:].replace("-", "_") if word.startswith("--") else ""
-        if name not in fields and (ours := OTHER_WORDS.get(name)) in fields:
+        if name not in names and (ours := OTHER_WORDS.get(name)) in names:
             raise ConfigError(f"--{name.replace('_', '-')} is --{ours.replace('_', '-')} here")
 
 
@@ -84,8 +120,11 @@ class _Unmade(functools.partial):
     """A dataclass whose constructor is called after the flags are parsed, so that its errors remain its own."""
 
 
-def _of_dataclass(info: StructTypeInfo) -> StructConstructorSpec | None:
-    """The rule by which tyro takes a dataclass apart; fields that a default lacks have those of their class."""
+def _of_dataclass(shown: Collection[str] | None, info: StructTypeInfo) -> StructConstructorSpec | None:
+    """The rule by which tyro takes a dataclass apart; fields that a default lacks have those of their class.
+
+    With `shown`, the help leaves out the others that have a default.
+    """
     if not dataclasses.is_dataclass(info.type):
         return None
 
@@ -93,13 +132,22 @@ def _of_dataclass(info: StructTypeInfo) -> StructConstructorSpec | None:
         return _Unmade(info.type, **values)
 
     unmade.__doc__ = (info.type.__doc__ or "").partition("\n")[0]
-    hints, fields = get_type_hints(info.type, include_extras=True), []
+    hints, words, fields = get_type_hints(info.type, include_extras=True), _field_words(info.type), []
     for field in dataclasses.fields(info.type):
         made = tyro.MISSING if field.default is dataclasses.MISSING else field.default
         made = made if field.default_factory is dataclasses.MISSING else field.default_factory()
-        words = functools.partial(field_words, info.type, field.name)
-        fields.append(StructFieldSpec(field.name, hints[field.name], getattr(info.default, field.name, made), words))
+        hint, default = hints[field.name], getattr(info.default, field.name, made)
+        if shown is not None and field.name not in shown and default is not tyro.MISSING:
+            hint = hint if dataclasses.is_dataclass(hint) else Annotated[hint, tyro.conf.Suppress]
+        fields.append(StructFieldSpec(field.name, hint, default, words.get(field.name)))
     return StructConstructorSpec(unmade, tuple(fields))
+
+
+@functools.cache
+def _field_words(kind: type) -> dict[str, str]:
+    """The help of each field: the string below it."""
+    parsed = (parse_from_object(base).params for base in reversed(kind.__mro__[:-1]))
+    return {field.arg_name: " ".join((field.description or "").split()) for fields in parsed for field in fields}
 
 
 def _construct(unmade: _Unmade, given: set[str]) -> Any:

@@ -1,0 +1,115 @@
+"""The result of a run: its metrics by setting, seed and iteration, as arrays and as a table of pandas."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from grpo_jax.errors import ConfigError
+from grpo_jax.runs.evaluations import Evaluations
+from grpo_jax.runs.progress import Chunk
+from grpo_jax.runs.settings import Setting, Settings
+from grpo_jax.types import TrainState
+
+if TYPE_CHECKING:
+    import pandas
+
+STEPS = "environment_steps"
+"""The name of the environment steps since the start of a run, beside its metrics."""
+
+
+class RunResult(NamedTuple):
+    """The result of `run`. After `resume_from`, metrics and steps are of the iterations made since."""
+
+    states: TrainState  # as in Progress
+    metrics: dict[str, np.ndarray]  # each [num_iterations, R]; empty if there was nothing left to do
+    steps: np.ndarray  # int64 [num_iterations, R]
+    compile_seconds: float
+    train_seconds: float  # with evaluations, callbacks, and the time before `resume_from`
+    evaluations: Evaluations  # with those before `resume_from`
+    # str [R]: what ended the row: a limit, "total_steps", "num_iterations" or "max_episodes", or "stopped", by
+    # `stop_when` or the callback
+    ended_by: np.ndarray
+    used: np.ndarray  # float64 [R] fraction that it used of this limit, or of the budget, if it was stopped
+    settings: Settings | None = None  # which rows have the same hyperparameters and env_params; None: all
+
+    @property
+    def by_setting(self) -> dict[Setting, Chunk]:
+        """The metrics and steps of each setting, whose columns are its seeds."""
+        settings = self.settings or Settings({Setting(): np.arange(self.steps.shape[1])})
+        return {setting: columns_of(self, rows) for setting, rows in settings.rows.items()}
+
+    def curves(self) -> dict[str, np.ndarray]:
+        """Each metric, and the `environment_steps` made so far, as `[settings, seeds, iterations]`.
+
+        Rows with the same hyperparameters and env_params are seeds of one setting. NaN where there is no value.
+        """
+        return stacked(self.by_setting.values())
+
+    def to_dataframe(self) -> "pandas.DataFrame":
+        """A table of pandas, with a line for each iteration of each row.
+
+        Its columns are the hyperparameters and env_params in which rows differ, `seed`, `iteration`,
+        `environment_steps` and the metrics. Raises ConfigError if pandas is not installed.
+        """
+        return as_dataframe(self.by_setting)
+
+
+def columns_of(part: Chunk | RunResult, rows: np.ndarray) -> Chunk:
+    """The metrics and steps of some of the rows."""
+    return Chunk({name: values[:, rows] for name, values in part.metrics.items()}, part.steps[:, rows], 0, 0.0)
+
+
+def joined(parts: Sequence[Chunk | RunResult], num_rows: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """The metrics and the steps of successive parts of a run; a metric is NaN in a part that lacks it."""
+    parts = [part for part in parts if len(part.steps)]
+
+    def values(name, part):
+        return part.metrics.get(name, np.full(part.steps.shape, np.nan, np.float32))
+
+    names = dict.fromkeys(name for part in parts for name in part.metrics)
+    metrics = {name: np.concatenate([values(name, part) for part in parts]) for name in names}
+    return metrics, np.concatenate([np.zeros((0, num_rows), np.int64), *(part.steps for part in parts)])
+
+
+def stacked(parts: Iterable[Chunk | RunResult]) -> dict[str, np.ndarray]:
+    """Each metric as `[settings, seeds, iterations]`, float64; NaN where a setting has fewer seeds or iterations."""
+    columns = [{STEPS: part.steps, **part.metrics} for part in parts]
+    shape = len(columns), *np.max([each[STEPS].shape[::-1] for each in columns], axis=0)
+    curves = {name: np.full(shape, np.nan) for name in dict.fromkeys(name for each in columns for name in each)}
+    for i, each in enumerate(columns):
+        for name, values in each.items():
+            curves[name][i, : values.shape[1], : len(values)] = values.T
+    return curves
+
+
+def as_dataframe(parts: Mapping[Setting, Chunk | RunResult]) -> "pandas.DataFrame":
+    """A line for each iteration of each seed: its setting's values, `seed`, `iteration`, `environment_steps`, metrics.
+
+    Raises ConfigError if pandas is not installed.
+    """
+    try:
+        import pandas
+    except ImportError as error:
+        raise ConfigError(
+            "to_dataframe() needs pandas, which is not installed: pip install pandas; or use curves(), which are arrays"
+        ) from error
+    frames = []
+    for setting, part in parts.items():
+        iteration, seed = np.indices(part.steps.shape)
+        columns: dict[str, Any] = {"seed": seed, "iteration": iteration, STEPS: part.steps, **part.metrics}
+        table = pandas.DataFrame(dict(setting.values) | {name: each.T.reshape(-1) for name, each in columns.items()})
+        made = part.metrics.get("environment/steps", np.ones(part.steps.shape)) > 0  # not after the end of a seed
+        frames.append(table[made.T.reshape(-1)])
+    return pandas.concat(frames, ignore_index=True)
+
+
+def describe_ends(ended_by: np.ndarray, used: np.ndarray, word: str = "seeds") -> str:
+    """What ended rows, and how much of their budgets they used, such as "98.1% of total_steps used"."""
+    texts = []
+    for name in sorted(set(ended_by)):
+        rows = ended_by == name
+        percent = f"{100 * used[rows].mean():.1f}%"
+        text = f"stopped at {percent} of the budget" if name == "stopped" else f"{percent} of {name} used"
+        texts.append(text if rows.all() else f"{text} in {rows.sum()} of {len(rows)} {word}")
+    return ", ".join(texts)
