@@ -1,8 +1,8 @@
 """Pictures of results: learning curves with intervals, and final returns over the axes of a sweep."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -10,8 +10,8 @@ from grpo_jax.recording.figures import legend_below, panels, plot_settings, rank
 from grpo_jax.recording.files import as_path
 from grpo_jax.recording.statistics import describe_seeds
 from grpo_jax.runs.result import RunResult
-from grpo_jax.runs.settings import NAME, Setting, format_value
-from grpo_jax.sweeps.result import SweepResult
+from grpo_jax.runs.settings import NAME, Setting, Value, format_value
+from grpo_jax.sweeps.result import SweepResult, SweptSetting
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,25 +49,54 @@ def plot(
 
 
 def plot_axes(result: SweepResult, path: Path) -> None:
-    """A panel for each axis: the settings' means and 95% intervals over its values, in colours of the first axis."""
+    """A heat map of the means where there are two axes in a grid; else a panel for each axis, with 95% intervals."""
     settings, names = result.settings, [*result.settings[0].values]
     means = np.array([setting.mean for setting in settings])
-    errors = abs(np.array([(setting.low, setting.high) for setting in settings]).T - means)
-    colors = [format_value(setting.values[names[0]]) if len(names) > 1 else "" for setting in settings]
     title = f"{result.environment}: {describe_seeds(result.num_seeds)}"
+    columns = [[setting.values[name] for setting in settings] for name in names]
+    # Values of which one is a word, such as None, are all words.
+    columns = [[*map(format_value, each)] if str in map(type, each) else each for each in columns]
+    values = [sorted(set(column)) for column in columns]
+    if len(names) == 2 and len(settings) == len(values[0]) * len(values[1]):
+        size = (2.4 + 1.1 * len(values[1]), 1.7 + 0.6 * len(values[0]))
+        with panels(path, 1, size=size, title=title) as (figure, (axis,)):
+            _draw_heat_map(figure, axis, settings, names, columns, values)
+        return
+    errors = abs(np.array([(setting.low, setting.high) for setting in settings]).T - means)
+    colors = [*map(format_value, columns[0])] if len(names) > 1 else [""] * len(settings)
     with panels(path, len(names), size=(4.8, 3.6), columns=4, title=title, sharey=True) as (figure, axes):
-        for name, axis in zip(names, axes, strict=True):
-            column = [setting.values[name] for setting in settings]
-            if any(isinstance(value, str) for value in column):
-                column = [*map(format_value, column)]
-            elif min(column) > 0 and max(column) >= 10 * min(column):
-                axis.set_xscale("log")
-            for color in dict.fromkeys(colors):
+        for name, column, axis in zip(names, columns, axes, strict=True):
+            for color in dict.fromkeys(colors):  # one for each value of the first axis
                 those = [i for i, each in enumerate(colors) if each == color]
                 x, label = [column[i] for i in those], f"{names[0]}={color}" if color else None
                 style = {"fmt": "o", "markersize": 4, "elinewidth": 0.8, "capsize": 2, "alpha": 0.7}
                 axis.errorbar(x, means[those], errors[:, those], label=label, **style)
+            if type(column[0]) is not str and min(column) > 0 and max(column) >= 10 * min(column):
+                axis.set_xscale("log")
             axis.set(xlabel=name)
         figure.supylabel("final return", fontsize="medium")
-        if len(names) > 1 and len(set(colors)) <= MOST_COLORS:
+        if 1 < len(set(colors)) <= MOST_COLORS:
             legend_below(figure, axes)
+
+
+def _draw_heat_map(
+    figure: Any,
+    axis: Any,
+    settings: Sequence[SweptSetting],
+    names: Sequence[str],
+    columns: Sequence[list[Value]],
+    values: Sequence[list[Value]],
+) -> None:
+    """The means, the first axis upwards; in each cell the mean and its interval."""
+    grid, texts = np.full([len(each) for each in values], np.nan), {}
+    for y, x, setting in zip(*columns, settings, strict=True):
+        place = values[0].index(y), values[1].index(x)
+        grid[place], texts[place] = setting.mean, f"{setting.mean:.4g}\n[{setting.low:.3g}, {setting.high:.3g}]"
+    image = axis.imshow(grid, origin="lower", aspect="auto")
+    for (y, x), text in texts.items():
+        color = "k" if image.norm(grid[y, x]) > 0.6 else "w"
+        axis.text(x, y, text, ha="center", va="center", fontsize="small", color=color)
+    axis.set(ylabel=names[0], xlabel=names[1])
+    axis.set_yticks(range(len(values[0])), map(format_value, values[0]))
+    axis.set_xticks(range(len(values[1])), map(format_value, values[1]))
+    figure.colorbar(image, label="final return")

@@ -71,8 +71,7 @@ def test_a_sweep_over_budgets_has_the_sizes_of_the_smallest():
     flags = "--environment Breakout-MinAtar --algorithm ppo --scale gpu --total-steps".split()
     for budgets in (["2e7", "1e6"], ["1e6", "2e7"]):
         configs = {
-            plan.config.num_envs
-            for plan in grid_of_flags([*flags, *budgets], jax.random.split(jax.random.key(0), 1))
+            plan.config.num_envs for plan in grid_of_flags([*flags, *budgets], jax.random.split(jax.random.key(0), 1))
         }
         assert configs == {64}
 
