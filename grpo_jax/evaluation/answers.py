@@ -50,11 +50,9 @@ def answer(
         raise ConfigError(f"{env.name!r} is not a token task, so it has no correct answers; use evaluate")
 
     def play(params, environment_params, key):
-        key_reset, key_rollout = jax.random.split(key)
         simulator = Simulator(env, config.policy._replace(has_critic=False), params, plan=config.plan)
-        start = simulator.reset(environment_params, key_reset, num_prompts * num_samples, group_size=num_samples)
-        whole = {"num_steps": env.max_steps, "auto_reset": False, "from_reset": True}
-        end, _ = simulator.unroll(start, key_rollout, **whole, greedy=greedy)
+        count = num_prompts * num_samples
+        end, _ = simulator.play(environment_params, key, count, group_size=num_samples, greedy=greedy)
         problem, tokens = end.environment.problem, end.environment.tokens
 
         def satisfied(score):

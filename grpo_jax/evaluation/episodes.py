@@ -53,11 +53,7 @@ def evaluate(
     """
 
     def play(policy, environment_params, key):
-        key_reset, key_rollout = jax.random.split(key)
-        simulator = _simulator(config, *policy)
-        start = simulator.reset(environment_params, key_reset, num_episodes)
-        whole = {"num_steps": config.env.max_steps, "auto_reset": False, "from_reset": True}
-        end, _ = simulator.unroll(start, key_rollout, **whole, greedy=greedy)
+        end, _ = _simulator(config, *policy).play(environment_params, key, num_episodes, greedy=greedy)
         return Evaluation(returns=end.episode_return, lengths=end.episode_length)
 
     program = kept_with(config, ("evaluate", num_episodes, greedy), lambda: jax.jit(play, inline=True))

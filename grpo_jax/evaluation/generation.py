@@ -85,12 +85,9 @@ def _complete(policy, num_samples, num_steps, plan, params, prompts, ends, key, 
     if truncation:
         policy = with_truncation(policy, **truncation)
     environment = _continuation(policy.distribution.num_parameters, num_steps, ends)
-    key_reset, key_steps = jax.random.split(key)
-    num_texts = prompts.shape[0] * num_samples
     texts = {"text": jnp.repeat(prompts, num_samples, axis=0)}
     simulator = Simulator(environment, policy, params, plan=plan)
-    start = simulator.reset(texts, key_reset, num_texts, group_size=num_samples)
-    end, trajectory = simulator.unroll(start, key_steps, num_steps=num_steps, auto_reset=False, from_reset=True)
+    end, trajectory = simulator.play(texts, key, len(prompts) * num_samples, group_size=num_samples)
 
     def by_prompt(leaf):
         return leaf.T.reshape(-1, num_samples, *leaf.shape[:-1])

@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,13 +44,15 @@ class ChatTemplate:
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _generation_tag()]
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda form: self.dates.setdefault(form, moment.strftime(form))
         self.variables, moment = dict(variables or {}), _moment(date)
         self.date, self.dates = moment.isoformat(), {}
+        # The tag {% generation %} of transformers, around the assistant's text, changes nothing in what is rendered.
+        source = re.sub(r"({%[-+]?\s*)(end)?generation(\s*[-+]?%})", r"\1\2with\3", source)
         try:
             self._template, self._special_tokens = environment.from_string(source), dict(special_tokens)
             read = meta.find_undeclared_variables(environment.parse(source)) - {"messages", "add_generation_prompt"}
@@ -71,8 +74,6 @@ class ChatTemplate:
         """
         *first, last = messages = as_messages(messages)
         if is_begun := add_generation_prompt and last["role"] == "assistant":
-            if last.get("tool_calls"):
-                raise ConfigError(f"the last message calls tools, so it cannot be continued: {last!r:.200}")
             messages = [*first, last | {"content": last["content"] + _CUT}]
         names = {"messages": messages, "tools": None, "documents": None} | self._special_tokens | self.variables
         try:
@@ -82,10 +83,10 @@ class ChatTemplate:
         if not is_begun:
             return text
         text, mark, after = text.rpartition(_CUT.strip())
-        if not mark:
+        if not mark or last.get("tool_calls"):
             raise ConfigError(
-                f"the model's chat template leaves out the end of the last message, {last!r:.200}, so it cannot be "
-                "continued; end the chat with a message of the user"
+                f"the last message, {last!r:.200}, cannot be continued: it calls tools, or the model's chat template "
+                "leaves out its end; end the chat with a message of the user"
             )
         return text if after.startswith(" ") else text.rstrip()  # the template trims messages
 
@@ -106,12 +107,14 @@ def as_messages(chat: Any) -> list[dict[str, Any]]:
     Raises:
       ConfigError: it is no chat, or a message has no role or no text (or calls of tools in its place).
     """
-    if not (isinstance(chat, list | tuple) and chat and all(map(_is_message, chat))):
+    messages = [_as_message(each) for each in chat] if isinstance(chat, list | tuple) else []
+    if not messages or None in messages:
+        wrong = chat[messages.index(None)] if messages else chat
         raise ConfigError(
-            'a prompt is a text, or a list of messages such as [{"role": "user", "content": "2 + 3?"}], but this is '
-            f"{chat!r:.200}"
+            'a prompt is a text, or a list of messages such as [{"role": "user", "content": "2 + 3?"}], whose content '
+            f'may also be parts such as [{{"type": "text", "text": "2 + 3?"}}], but this has {wrong!r:.200}'
         )
-    return [_as_message(each) for each in chat]
+    return messages
 
 
 def joined(prompt: Messages, completion: Messages) -> list[dict[str, Any]]:
@@ -122,39 +125,29 @@ def joined(prompt: Messages, completion: Messages) -> list[dict[str, Any]]:
     return [*first, last | {"content": last["content"] + completion[0]["content"]}, *completion[1:]]
 
 
-def _is_message(message: Any) -> bool:
-    return isinstance(message, Mapping) and "role" in message and bool({"content", "tool_calls"} & message.keys())
-
-
-def _as_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    role, content = message["role"], message.get("content")
-    if not isinstance(role, str):
-        raise ConfigError(f'a prompt has a message with the role {role!r}; write a text, such as "user"')
+def _as_message(message: Any) -> dict[str, Any] | None:
+    """A message with its text, which is empty in place of calls of tools; None for anything else."""
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        return None
+    content = message.get("content")
     if content is None and message.get("tool_calls"):
         content = ""
     if isinstance(content, list | tuple) and content and all(map(_is_text, content)):
         content = "".join(part["text"] for part in content)
-    if not isinstance(content, str):
-        raise ConfigError(
-            f"a prompt has a message with the content {content!r:.200}; write a text, or parts of one, such as "
-            '[{"type": "text", "text": "2 + 3?"}]'
-        )
-    return {**message, "content": content}
+    return {**message, "content": content} if isinstance(content, str) else None
 
 
 def _is_text(part: Any) -> bool:
     return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
-def load_chat_template(
-    folder: Path, description: Mapping[str, Any], variables: Mapping[str, Any] | None = None, date: str | None = None
-) -> ChatTemplate | None:
+def load_chat_template(folder: Path, description: Mapping[str, Any], **options: Any) -> ChatTemplate | None:
     """The template of a model folder, chat_template.jinja or a field of tokenizer_config.json; None without one.
 
     Args:
       folder: of the model.
       description: the contents of tokenizer_config.json.
-      variables, date: see `ChatTemplate`.
+      options: `variables` and `date`: see `ChatTemplate`.
 
     Raises:
       ConfigError: it cannot be read, or is not Jinja; or there is none for these variables.
@@ -166,9 +159,9 @@ def load_chat_template(
         raise ConfigError(f"{path} cannot be read: {error}") from error
     if isinstance(source, list):  # several by name
         source = {each.get("name"): each.get("template") for each in source}.get("default")
-    if source is None and variables:
+    if source is None and (variables := options.get("variables")):
         raise ConfigError(f"{folder} has no chat template for the variables {', '.join(variables)}; leave them out")
-    return None if source is None else ChatTemplate(source, special_tokens(description), variables, date)
+    return None if source is None else ChatTemplate(source, special_tokens(description), **options)
 
 
 def special_tokens(description: Mapping[str, Any]) -> dict[str, str]:
@@ -187,18 +180,3 @@ def _raise_exception(message: str) -> None:
     from jinja2 import TemplateError
 
     raise TemplateError(message)
-
-
-def _generation_tag() -> type:
-    """The tag {% generation %} around the assistant's text, which does not change the rendered text."""
-    from jinja2 import nodes
-    from jinja2.ext import Extension
-
-    class Generation(Extension):
-        tags = {"generation"}
-
-        def parse(self, parser):
-            line = next(parser.stream).lineno
-            return nodes.Scope(parser.parse_statements(["name:endgeneration"], drop_needle=True), lineno=line)
-
-    return Generation

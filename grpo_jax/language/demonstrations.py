@@ -45,18 +45,15 @@ def learn_demonstrations(
       ConfigError: the demonstrations have no completions, or one is longer than `max_completion`.
     """
     prompts, completions = map(jnp.asarray, demonstration_tokens(task, demonstrations))
-    env, policy = config.env, config.policy
 
     def loss(params: PyTree, key: jax.Array) -> jax.Array:
         rows = jax.random.randint(key, (batch_size,), 0, len(prompts))
-        carry = policy.initial_carry(params, batch_size, prompts[rows, :-1])
-        return completion_loss(policy, params, carry, prompts[rows, -1], completions[rows])
+        carry = config.policy.initial_carry(params, batch_size, prompts[rows, :-1])
+        return completion_loss(config.policy, params, carry, prompts[rows, -1], completions[rows])
 
     def accuracy(params: PyTree, key: jax.Array) -> jax.Array:
-        key_reset, key_steps = jax.random.split(key)
-        simulator = Simulator(env, policy._replace(has_critic=False), params, plan=config.plan)
-        start = simulator.reset(group_parameters(env, None, NUM_ANSWERS, 1), key_reset, NUM_ANSWERS)
-        _, trajectory = simulator.unroll(start, key_steps, num_steps=env.max_steps, auto_reset=False, from_reset=True)
+        simulator = Simulator(config.env, config.policy._replace(has_critic=False), params, plan=config.plan)
+        _, trajectory = simulator.play(group_parameters(config.env, None, NUM_ANSWERS, 1), key, NUM_ANSWERS)
         return trajectory.reward_parts.values[..., 0].sum(axis=0).mean()
 
     return imitate(config, keys, loss, accuracy, **options)
@@ -68,30 +65,28 @@ def demonstration_tokens(task: LanguageTask, demonstrations: Prompts) -> tuple[n
     The completion of a chat is all that its template writes after the prompt, up to the end token of the turn. That of
     a text ends with the first end token of the model.
     """
-    tokenizer, texts = task.model.tokenizer, demonstrations.fields.get("completion")
-    if texts is None:
-        raise ConfigError(
-            f"{demonstrations.sources[0]} has no completion to learn; write lines such as "
-            '{"prompt": "2 + 3 =", "completion": "5"}'
-        )
-    rows = [
-        _completion(tokenizer, task.with_system_prompt(content), text, source)
-        for content, text, source in zip(demonstrations.contents, texts, demonstrations.sources, strict=True)
-    ]
+    contents, fields, sources = demonstrations
+    texts = fields.get("completion", [None] * len(contents))
+    for text, source in zip(texts, sources, strict=True):
+        if not isinstance(text, str):
+            raise ConfigError(
+                f"{source}: the completion is {text!r:.200}; write a text, in lines such as "
+                '{"prompt": "2 + 3 =", "completion": "5"}'
+            )
+    pairs = zip(map(task.with_system_prompt, contents), texts, strict=True)
+    rows = [_completion(task.model.tokenizer, *pair) for pair in pairs]
     longest = max(range(len(rows)), key=lambda index: len(rows[index]))
     if len(rows[longest]) > task.max_completion:
         raise ConfigError(
-            f"{demonstrations.sources[longest]}: the completion has {len(rows[longest])} tokens with its end, more "
+            f"{sources[longest]}: the completion has {len(rows[longest])} tokens with its end, more "
             f"than max_completion={task.max_completion}; raise max_completion, or leave it out"
         )
     padded = [row + [PAD] * (len(rows[longest]) - len(row)) for row in rows]
     return task.encode(demonstrations), np.array(padded, np.int32)
 
 
-def _completion(tokenizer: Tokenizer, prompt: Prompt, text: Any, source: str) -> list[int]:
+def _completion(tokenizer: Tokenizer, prompt: Prompt, text: str) -> list[int]:
     """The tokens of a completion, with its end."""
-    if not isinstance(text, str):
-        raise ConfigError(f"{source}: the completion is {text!r:.200}; write a text")
     end = tokenizer.end_tokens[0]
     if not isinstance(prompt, str):
         begun = tokenizer.render(prompt)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax.config import Config, behaviour_policy
+from grpo_jax.config import Config, behaviour_policy, kept_with
 from grpo_jax.environments import Environment
 from grpo_jax.environments.environment import transition
 from grpo_jax.environments.spaces import Discrete
@@ -91,7 +91,7 @@ def sample_completions(
 ) -> jax.Array:
     """Completes chosen prompts as rollouts do, without rewards. Pure: `jit` it, `vmap` it over states and keys.
 
-    If prompts are an argument of the compiled program, it serves all prompts of their number and length.
+    One compiled program serves all prompts of their number and length.
 
     Args:
       config: of the environment of the task.
@@ -105,21 +105,24 @@ def sample_completions(
     Returns:
       int32 `[N, K, max_completion]`, -1 after the end.
     """
-    prompts = jnp.repeat(as_prompt_tokens(prompts, state.params), num_samples, axis=0)
-    policy = behaviour_policy(config, state.normalizer, state.hyperparams)._replace(has_critic=False)
 
     def reset(key, params):
         return _start(task, 0), params["prompt"][-1]
 
-    env = config.env._replace(reset=reset, prompt=lambda state, params: params["prompt"][:-1], outcome=None)
-    simulator = Simulator(env, policy, state.params, plan=config.plan)
-    key_reset, key_steps = jax.random.split(key)
-    params = {name: jnp.broadcast_to(value, len(prompts)) for name, value in env.params.items()}
-    start = simulator.reset(params | {"prompt": prompts}, key_reset, len(prompts), group_size=num_samples)
-    end, _ = simulator.unroll(
-        start, key_steps, num_steps=env.max_steps, auto_reset=False, from_reset=True, greedy=greedy
-    )
-    return end.environment.tokens.reshape(-1, num_samples, env.max_steps)
+    def complete(params, normalizer, hyperparams, prompts, key):
+        policy = behaviour_policy(config, normalizer, hyperparams)._replace(has_critic=False)
+        env = config.env._replace(reset=reset, prompt=lambda state, params: params["prompt"][:-1], outcome=None)
+        count = len(prompts) * num_samples
+        given = {name: jnp.broadcast_to(value, count) for name, value in env.params.items()}
+        given["prompt"] = jnp.repeat(prompts, num_samples, axis=0)
+        simulator = Simulator(env, policy, params, plan=config.plan)
+        end, _ = simulator.play(given, key, count, group_size=num_samples, greedy=greedy)
+        return end.environment.tokens.reshape(-1, num_samples, env.max_steps)
+
+    prompts = as_prompt_tokens(prompts, state.params)
+    kept = "completions", task, num_samples, greedy
+    program = kept_with(config, kept, lambda: jax.jit(complete, inline=True))
+    return program(state.params, state.normalizer, state.hyperparams, prompts, key)
 
 
 def _start(task: LanguageTask, prompt: jax.Array | int) -> Completion:

@@ -2,7 +2,7 @@
 
 import contextlib
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,6 +11,19 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.importing import pip_install
 from grpo_jax.recording.files import as_path, describe_kind, fits, read_object
 
+FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
+    *("merges.txt", "tokenizer.model", "chat_template.jinja", "generation_config.json"),
+)
+"""The files of a model folder that belong to its tokenizer and are copied with it."""
+
+# The types of fields of config.json, besides its sizes.
+_KINDS = {
+    **{"model_type": str, "architectures": list[str], "tie_word_embeddings": bool, "layer_types": list[str]},
+    **{"rope_parameters": dict[str, Any], "rope_scaling": dict[str, Any]},
+    **{"id2label": dict[str, str], "pad_token_id": int, "rope_theta": float, "rms_norm_eps": float},
+}
+
 
 def need(package: str) -> ModuleType:
     """The package; raises ConfigError if it is not installed."""
@@ -18,6 +31,17 @@ def need(package: str) -> ModuleType:
         return importlib.import_module(package)
     except ImportError as error:
         raise ConfigError(f"language models need {package}: {pip_install('lm')} ({error})") from error
+
+
+@contextlib.contextmanager
+def panics(message: str) -> Iterator[None]:
+    """Makes a ConfigError, with the text of the error at %s, of what `tokenizers` raises: it may be no Exception."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise ConfigError(message.replace("%s", str(error))) from error
 
 
 def file_in(folder: str | Path, name: str) -> Path:
@@ -61,3 +85,15 @@ def read_fields(folder: str | Path, name: str, kinds: Mapping[str, Any]) -> dict
                 f"{path}: {field}={fields[field]!r:.200} must be {describe_kind(kind)}; copy the file again"
             )
     return fields
+
+
+def read_config(folder: str | Path) -> dict[str, Any]:
+    """The contents of config.json; ConfigError if it is missing or damaged, or a field has another type."""
+    path = file_in(folder, "config.json")
+    if path.exists():
+        return read_fields(folder, "config.json", _KINDS)
+    files = [as_path(folder), *as_path(folder).glob("*.gguf")]
+    if gguf := next((file for file in files if file.suffix == ".gguf"), None):
+        advice = f"make one: grpo_jax.language.convert_gguf({str(gguf)!r}, 'model')"
+        raise ConfigError(f"{gguf} is not a model folder; {advice}")
+    raise ConfigError(f"{path} cannot be read: there is no such file; name the folder of a model, with its config.json")

@@ -1,20 +1,18 @@
 """Model folders from files of llama.cpp (GGUF): weights, architecture, tokenizer, chat template."""
 
 import importlib.metadata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax.errors import ConfigError, as_count
-from grpo_jax.language.folder import need
-from grpo_jax.language.models import MODEL_TYPES, as_architecture, describe_architecture
-from grpo_jax.language.saving import model_files, write_model, write_tokenizer
-from grpo_jax.language.weights import finite, published_weights
-from grpo_jax.policies import Transformer, categorical, make_token_policy
+from grpo_jax.errors import ConfigError
+from grpo_jax.language.folder import need, panics
+from grpo_jax.language.models import MODEL_TYPES, as_architecture
+from grpo_jax.language.saving import save_model
+from grpo_jax.language.weights import read_params
+from grpo_jax.policies import Transformer
 from grpo_jax.recording.files import as_path, describe_kind, fits
 
 # Fields of config.json, by those that follow the architecture's name in a file.
@@ -23,6 +21,7 @@ _FIELDS = {
     **{"feed_forward_length": "intermediate_size", "attention.key_length": "head_dim"},
     **{"attention.head_count": "num_attention_heads", "attention.head_count_kv": "num_key_value_heads"},
     **{"rope.freq_base": "rope_theta", "attention.layer_norm_rms_epsilon": "rms_norm_eps"},
+    "context_length": "max_position_embeddings",
 }
 
 _WORDS = (
@@ -30,6 +29,8 @@ _WORDS = (
 )
 # Where a text is cut before merges, by `tokenizer.ggml.pre`: digits one by one and GPT-2's pattern, or a pattern.
 _PRE_TOKENIZERS = {"gpt-2": None, "smollm": None, "qwen2": _WORDS % "", "llama-bpe": _WORDS % "{1,3}"}
+
+_SPECIAL = {"bos": "bos", "eos": "eos", "eot": "eot", "pad": "padding", "unk": "unknown"}
 
 _CONTROL, _USER_DEFINED = 3, 4  # of `tokenizer.ggml.token_type`
 
@@ -49,30 +50,30 @@ def convert_gguf(path: str | Path, folder: str | Path, *, dtype: str = "float32"
     if (as_path(folder) / "config.json").exists():
         raise ConfigError(f"{folder} already has a model; name another folder")
     path = as_path(path)
-    reader = _open(path)
-    field = _fields(path, reader)
+    reader, field = _open(path)
     tokens = field("tokenizer.ggml.tokens", list[str])
-    special = _special_tokens(path, field, len(tokens))
-    tokenizer = _tokenizer(path, field, tokens, special)
-    architecture = _architecture(path, field, {tensor.name: tensor.shape for tensor in reader.tensors})
-    size, context = architecture.vocab_size, f"{field('general.architecture', str)}.context_length"
-    context = as_count(f"{path}: {context}", field(context, int))
-    if len(tokens) != size:
+    numbers = {name: field(f"tokenizer.ggml.{theirs}_token_id", int, -1) for name, theirs in _SPECIAL.items()}
+    architecture, context = _architecture(path, field, {tensor.name: tensor.shape for tensor in reader.tensors})
+    if not len(tokens) == architecture.vocab_size > max(numbers.values()):
         raise ConfigError(
-            f"{path}: the tokenizer has {len(tokens)} tokens, but the model {size}; it belongs to another model, so "
-            "convert the published model again, or download another file"
+            f"{path}: the tokenizer has {len(tokens)} tokens, among them {numbers}, but the model "
+            f"{architecture.vocab_size}; it belongs to another model, so download another file"
         )
-    ends = sorted({special[name] for name in ("eos", "eot") if name in special})
+    special = {name: tokens[number] for name, number in numbers.items() if number >= 0}
+    ends = list(dict.fromkeys(special[name] for name in ("eos", "eot") if name in special))
     if not ends:
         raise ConfigError(f"{path} names no end token, so completions would never end; download another file")
-    about = {f"{name}_token": tokens[number] for name, number in special.items() if name != "eot"}
-    about |= {"chat_template": field("tokenizer.chat_template", str, "") or None, "model_max_length": context}
-    numbers = {"bos_token_id": special.get("bos"), "eos_token_id": ends if len(ends) > 1 else ends[0]}
-    numbers["pad_token_id"] = special.get("pad", ends[0])
-    description = describe_architecture(architecture, vocab_size=size, context=context) | numbers
-    with model_files(folder, dtype) as new:
-        write_tokenizer(new, tokenizer, about, numbers)
-        write_model(new, description, dict(_weights(path, reader, architecture, dtype)), dtype)
+    save_model(
+        folder,
+        architecture,
+        _params(path, reader, architecture),
+        _tokenizer(path, field, tokens, special.get("bos")),
+        end_token=ends,
+        context=context,
+        chat_template=field("tokenizer.chat_template", str, "") or None,
+        special_tokens={f"{name}_token": special[name] for name in ("bos", "pad", "unk") if name in special},
+        dtype=dtype,
+    )
 
 
 def gguf_in_package(package: str) -> Path:
@@ -88,105 +89,81 @@ def gguf_in_package(package: str) -> Path:
     return Path(found[0])
 
 
-def _open(path: Path) -> Any:
-    """A `gguf.GGUFReader`, which maps the weights into memory."""
+def _open(path: Path) -> tuple[Any, Callable[..., Any]]:
+    """A `gguf.GGUFReader`, which maps the weights into memory, and `(name, kind, default) -> value` of its fields."""
     gguf = need("gguf")
     try:
-        return gguf.GGUFReader(path)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}; name a GGUF file") from error
+        reader = gguf.GGUFReader(path)
     except Exception as error:  # of NumPy and of Python, at whatever is damaged
         raise ConfigError(
-            f"{path} cannot be read as GGUF: {error}; the file is cut off or damaged, so download it again, or its "
-            "quantisation is newer than the installed package: pip install --upgrade gguf"
+            f"{path} cannot be read as GGUF: {error}; the file is missing, cut off or damaged, so download it again, "
+            "or its quantisation is newer than the installed package: pip install --upgrade gguf"
         ) from error
-
-
-def _fields(path: Path, reader: Any) -> Callable[..., Any]:
-    """The function `(name, kind, default) -> value` of the file's fields; ConfigError for one of another type."""
 
     def field(name, kind, default=None):
         found = reader.fields[name].contents() if name in reader.fields else default
         if not fits(found, kind):
-            raise ConfigError(
-                f"{path}: {name}={found!r:.80} must be {describe_kind(kind)}; download the file again, or convert the "
-                "published model again"
-            )
+            raise ConfigError(f"{path}: {name}={found!r:.80} must be {describe_kind(kind)}; download the file again")
         return found
 
-    return field
+    return reader, field
 
 
-def _architecture(path: Path, field: Callable[..., Any], tensors: dict[str, Any]) -> Transformer:
-    """The transformer; ConfigError for one that is not supported."""
+def _architecture(path: Path, field: Callable[..., Any], tensors: dict[str, Any]) -> tuple[Transformer, int]:
+    """The transformer and the context; ConfigError for one that is not supported."""
     name = field("general.architecture", str)
-    if name not in MODEL_TYPES:
+    if name not in MODEL_TYPES or "token_embd.weight" not in tensors:
         known = ", ".join(MODEL_TYPES)
-        raise ConfigError(f"{path}: the architecture {name!r} is not supported; use a model of one of {known}")
-    if "token_embd.weight" not in tensors:
-        raise ConfigError(f"{path} lacks the tensor token_embd.weight; name the file of a whole model")
+        raise ConfigError(f"{path}: the architecture {name!r} is not supported; use a whole model of one of {known}")
     published = {ours: field(f"{name}.{theirs}", Any) for theirs, ours in _FIELDS.items()}
     for ours in ("rope_theta", "rms_norm_eps"):
         if fits(published[ours], float):  # a float32 as its shortest decimal: 1e-5, not 9.999999747378752e-06
             published[ours] = float(str(np.float32(published[ours])))
-    scaling = field(f"{name}.rope.scaling.type", str, "none")
-    if "rope_freqs.weight" in tensors:
-        scaling = "rope_freqs"
-    architecture = as_architecture(
-        path,
-        published
-        | {"model_type": name, "vocab_size": int(tensors["token_embd.weight"][-1])}
-        | {"tie_word_embeddings": "output.weight" not in tensors}
-        | {"rope_parameters": {"rope_type": "default" if scaling == "none" else scaling}},
-    )
+    scaling = "rope_freqs" if "rope_freqs.weight" in tensors else field(f"{name}.rope.scaling.type", str, "none")
+    published |= {"model_type": name, "vocab_size": int(tensors["token_embd.weight"][-1])}
+    published |= {"tie_word_embeddings": "output.weight" not in tensors}
+    published |= {"rope_parameters": {"rope_type": "default" if scaling == "none" else scaling}}
+    architecture, context = as_architecture(path, published)
     size = architecture.sizes.head
     if (rotated := field(f"{name}.rope.dimension_count", int, size)) != size:
         raise ConfigError(f"{path}: rotary positions of {rotated} of {size} features of a head are not supported")
-    return architecture
+    return architecture, context
 
 
-def _weights(path: Path, reader: Any, architecture: Transformer, dtype: str) -> Iterator[tuple[str, np.ndarray]]:
-    """The tensors by the names of transformers."""
+def _params(path: Path, reader: Any, architecture: Transformer) -> Any:
+    """The weights as parameters of the policy."""
     from gguf import MODEL_ARCH, dequantize, get_tensor_name_map
 
     kind, size = reader.fields["general.architecture"].contents(), architecture.sizes
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     names = get_tensor_name_map(MODEL_ARCH[kind.upper()], architecture.num_layers)
-    heads = {"q_proj": size.heads, "k_proj": size.kv_heads} if kind == "llama" else {}
-    policy = make_token_policy(architecture, categorical(architecture.vocab_size), max_steps=1)
-    shapes = jax.eval_shape(lambda: published_weights(architecture, policy.init(jax.random.key(0))))
-    for name, expected in shapes.items():
+    read, heads = set(), {"q_proj": size.heads, "k_proj": size.kv_heads} if kind == "llama" else {}
+
+    def tensor(name):
         theirs, layer = names.get_name(name, try_suffixes=(".weight", ".bias")), name.split(".")[-2]
         if theirs not in tensors:
             raise ConfigError(f"{path} lacks the tensor {theirs}, which its fields imply; download the file again")
-        tensor = tensors.pop(theirs)
+        read.add(theirs)
+        found = tensors[theirs]
         try:
-            array = np.asarray(dequantize(tensor.data, tensor.tensor_type), np.float32)
+            array = np.asarray(dequantize(found.data, found.tensor_type), np.float32)
         except NotImplementedError as error:
             raise ConfigError(
-                f"{path}: the quantisation {tensor.tensor_type.name} of {theirs} is not supported ({error}); use a "
+                f"{path}: the quantisation {found.tensor_type.name} of {theirs} is not supported ({error}); use a "
                 "file in another, such as Q8_0 or F16"
             ) from error
-        if array.shape != expected.shape:
-            raise ConfigError(f"{path}: {theirs} is {array.shape} instead of {expected.shape}; download the file again")
-        if layer in heads:
+        if layer in heads and len(array) % (2 * heads[layer]) == 0:
             # llama.cpp rotates neighbours, transformers the two halves of a head.
             array = array.reshape(heads[layer], -1, 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
-        yield name, finite(array, f"{path}: {theirs}").astype(jnp.dtype(dtype))
-    if tensors:
-        raise ConfigError(f"{path} has tensors that {architecture} lacks: {', '.join(sorted(tensors)[:5])}")
+        return array
+
+    params = read_params(path, architecture, tensor)
+    if unread := sorted(tensors.keys() - read):
+        raise ConfigError(f"{path} has tensors that {architecture} lacks: {', '.join(unread[:5])}")
+    return params
 
 
-def _special_tokens(path: Path, field: Callable[..., Any], size: int) -> dict[str, int]:
-    """The numbers of the special tokens that the file names."""
-    names = {"bos": "bos", "eos": "eos", "eot": "eot", "pad": "padding", "unk": "unknown"}
-    found = {ours: field(f"tokenizer.ggml.{theirs}_token_id", int, -1) for ours, theirs in names.items()}
-    if wrong := {name: number for name, number in found.items() if number >= size}:
-        raise ConfigError(f"{path}: of {size} tokens, {wrong} are none; its tokenizer belongs to another model")
-    return {name: number for name, number in found.items() if number >= 0}
-
-
-def _tokenizer(path: Path, field: Callable[..., Any], tokens: list[str], special: dict[str, int]) -> Any:
+def _tokenizer(path: Path, field: Callable[..., Any], tokens: list[str], begin: str | None) -> Any:
     """The byte-level BPE as a `tokenizers.Tokenizer`."""
     need("tokenizers")
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -198,16 +175,9 @@ def _tokenizer(path: Path, field: Callable[..., Any], tokens: list[str], special
             f"of {', '.join(_PRE_TOKENIZERS)}; use the model's folder as published instead"
         )
     merges = [tuple(merge.split(" ")) for merge in field("tokenizer.ggml.merges", list[str])]
-    try:
+    with panics(f"{path}: the tokenizer's merges do not fit its vocabulary (%s); download the file again"):
         vocabulary = {token: number for number, token in enumerate(tokens)}
         tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=before == "llama-bpe"))
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # `tokenizers` may panic, which is no Exception
-        raise ConfigError(
-            f"{path}: the tokenizer's merges do not fit its vocabulary ({error}); they belong to another model, so "
-            "download the file again"
-        ) from error
     pattern = _PRE_TOKENIZERS[before]
     parts = [] if pattern is None else [pre_tokenizers.Split(Regex(pattern), "isolated")]
     if before == "smollm":
@@ -221,10 +191,8 @@ def _tokenizer(path: Path, field: Callable[..., Any], tokens: list[str], special
         added = [token for token, each in zip(tokens, kinds, strict=False) if each == chosen]
         is_special = chosen == _CONTROL
         tokenizer.add_tokens([AddedToken(token, special=is_special, normalized=False) for token in added])
-    if field("tokenizer.ggml.add_bos_token", bool, False):
-        number = special.get("bos", 0)
-        begin = tokens[number]
+    if field("tokenizer.ggml.add_bos_token", bool, False) and begin is not None:
         tokenizer.post_processor = processors.TemplateProcessing(
-            single=[begin, "$A"], pair=[begin, "$A", "$B"], special_tokens=[(begin, number)]
+            single=[begin, "$A"], pair=[begin, "$A", "$B"], special_tokens=[(begin, vocabulary[begin])]
         )
     return tokenizer

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_jax.errors import ConfigError, as_count
-from grpo_jax.language.folder import file_in, read_fields
+from grpo_jax.language.folder import read_config
 from grpo_jax.language.tokenizer import Tokenizer, load_tokenizer
 from grpo_jax.policies import Transformer
 from grpo_jax.recording.files import as_path
@@ -30,13 +30,6 @@ _FIELDS = {
     **{"num_attention_heads": "num_heads", "num_key_value_heads": "num_kv_heads", "head_dim": "head_size"},
     **{"rope_theta": "rope_base", "rms_norm_eps": "norm_eps", "tie_word_embeddings": "tie_embeddings"},
     "vocab_size": "vocab_size",
-}
-
-# The types of fields of config.json, besides its sizes.
-_KINDS = {
-    **{"model_type": str, "architectures": list[str], "tie_word_embeddings": bool, "layer_types": list[str]},
-    **{"rope_parameters": dict[str, Any], "rope_scaling": dict[str, Any]},
-    **{"id2label": dict[str, str], "pad_token_id": int, "rope_theta": float, "rms_norm_eps": float},
 }
 
 # Fields of config.json with one supported value, which they may also leave out.
@@ -81,7 +74,7 @@ def load_model(
     folder = as_path(folder)
     published = read_config(folder)
     tokenizer = load_tokenizer(folder, template_variables=template_variables, date=date)
-    architecture, context = load_architecture(folder, **changes), _context(folder, published)
+    architecture, context = as_architecture(folder / "config.json", published, **changes)
     if max(tokenizer.end_tokens) >= (vocab_size := architecture.vocab_size):
         raise ConfigError(
             f"{folder}: the end token {max(tokenizer.end_tokens)} is not among the vocab_size={vocab_size} tokens of "
@@ -100,17 +93,17 @@ def load_architecture(folder: str | Path, **changes: Any) -> Transformer:
     Raises:
       ConfigError: if the model has a feature that this transformer lacks, or the file is damaged.
     """
-    return as_architecture(as_path(folder) / "config.json", read_config(folder), **changes)
+    return as_architecture(as_path(folder) / "config.json", read_config(folder), **changes)[0]
 
 
-def as_architecture(path: Path, published: Mapping[str, Any], **changes: Any) -> Transformer:
-    """As `load_architecture`, of the fields of config.json, which come from this path."""
+def as_architecture(path: Path, published: Mapping[str, Any], **changes: Any) -> tuple[Transformer, int]:
+    """The transformer and the context that fields of config.json describe, which come from this path."""
     model_type = published.get("model_type")
     if model_type not in MODEL_TYPES:
         raise ConfigError(f"{path}: model_type={model_type!r} is not supported; use one of {', '.join(MODEL_TYPES)}")
     if missing := [field for field in _REQUIRED if published.get(field) is None]:
         raise ConfigError(f"{path} lacks {', '.join(missing)}; copy the file of the published model again")
-    for field in (*_REQUIRED, "num_key_value_heads", "head_dim"):
+    for field in (*_REQUIRED, "num_key_value_heads", "head_dim", "max_position_embeddings"):
         if published.get(field) is not None:
             as_count(f"{path}: {field}", published[field])
     for field, supported in _SUPPORTED.items():
@@ -125,9 +118,10 @@ def as_architecture(path: Path, published: Mapping[str, Any], **changes: Any) ->
     given |= {name: value for name, value in published.items() if value is not None}
     fields = {field: given[name] for name, field in _FIELDS.items() if given.get(name) is not None}
     try:
-        return Transformer(**fields | MODEL_TYPES[model_type] | changes)
+        architecture = Transformer(**fields | MODEL_TYPES[model_type] | changes)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
+    return architecture, given.get("max_position_embeddings", UNLIMITED)
 
 
 def describe_architecture(architecture: Transformer, *, vocab_size: int, context: int) -> dict[str, Any]:
@@ -147,8 +141,8 @@ def describe_architecture(architecture: Transformer, *, vocab_size: int, context
 
 def changed_fields(model: LanguageModel, vocab_size: int) -> dict[str, Any]:
     """The fields of config.json for a model that differs from its folder's; empty if it does not differ."""
-    published, before = read_config(model.folder), load_architecture(model.folder)
-    context = _context(model.folder, published)
+    published = read_config(model.folder)
+    before, context = as_architecture(model.folder / "config.json", published)
     found = describe_architecture(before, vocab_size=before.vocab_size, context=context)
     fields = describe_architecture(model.architecture, vocab_size=vocab_size, context=model.context)
     if fields == found:
@@ -156,20 +150,3 @@ def changed_fields(model: LanguageModel, vocab_size: int) -> dict[str, Any]:
     if rope := published.get("rope_parameters"):  # where transformers 5 looks
         fields["rope_parameters"] = rope | {"rope_theta": fields["rope_theta"]}
     return fields
-
-
-def read_config(folder: str | Path) -> dict[str, Any]:
-    """The contents of config.json; ConfigError if it is missing or damaged, or a field has another type."""
-    path = file_in(folder, "config.json")
-    if path.exists():
-        return read_fields(folder, "config.json", _KINDS)
-    files = [as_path(folder), *as_path(folder).glob("*.gguf")]
-    if gguf := next((file for file in files if file.suffix == ".gguf"), None):
-        advice = f"make one: grpo_jax.language.convert_gguf({str(gguf)!r}, 'model')"
-        raise ConfigError(f"{gguf} is not a model folder; {advice}")
-    raise ConfigError(f"{path} cannot be read: there is no such file; name the folder of a model, with its config.json")
-
-
-def _context(folder: Path, published: Mapping[str, Any]) -> int:
-    context = published.get("max_position_embeddings")
-    return UNLIMITED if context is None else as_count(f"{folder}/config.json: max_position_embeddings", context)

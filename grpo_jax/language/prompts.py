@@ -39,17 +39,19 @@ class Prompts(NamedTuple):
 
 def read_prompts(path: str | Path) -> Prompts:
     """The prompts in a file of JSON lines, see `as_prompts`; ConfigErrors name the line. Empty lines are skipped."""
-    path = as_path(path)
+    path = source = as_path(path)
+    rows = {}
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")  # texts may contain other separators
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"the prompts {path} cannot be read: {error}; write a file with lines such as {EXAMPLE}"
-        ) from error
-    rows = [(f"{path}, line {number}", line) for number, line in enumerate(lines, start=1) if line.strip()]
+        for number, line in enumerate(lines, start=1):
+            source = f"{path}, line {number}"
+            if line.strip():
+                rows[source] = json.loads(line)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{source} cannot be read: {error}; write objects of JSON such as {EXAMPLE}") from error
     if not rows:
         raise ConfigError(f"{path} is empty; write a line such as {EXAMPLE} for each prompt")
-    return as_prompts([_parse(line, source) for source, line in rows], [source for source, _ in rows])
+    return as_prompts(list(rows.values()), list(rows))
 
 
 def as_prompts(rows: Sequence[dict[str, Any]], sources: Sequence[str] | None = None) -> Prompts:
@@ -92,9 +94,7 @@ def split_held_out(prompts: Prompts, share: float) -> tuple[Prompts, Prompts]:
     hashes = [hashlib.sha256(json.dumps(content, sort_keys=True).encode()).digest() for content in prompts.contents]
     distinct = sorted(set(hashes))
     if len(distinct) < 2:
-        raise ConfigError(
-            f"{prompts.sources[0]}: a single prompt cannot be split; add prompts, or name a held-out file"
-        )
+        raise ConfigError(f"{prompts.sources[0]}: one prompt cannot be split; add prompts, or name a held-out file")
     held_out = set(distinct[: min(max(1, round(share * len(distinct))), len(distinct) - 1)])
     rows = range(len(hashes))
     return tuple(prompts.select([row for row in rows if (hashes[row] in held_out) == side]) for side in (False, True))
@@ -104,11 +104,9 @@ def prompts_of(prompts: Prompts | Sequence[Prompt]) -> Prompts:
     """Texts or chats as prompts without fields; ConfigError for anything else, such as a single text."""
     if isinstance(prompts, Prompts):
         return prompts
-    if not isinstance(prompts, list | tuple) or not prompts:
+    if not isinstance(prompts, list | tuple):
         raise ConfigError(f"prompts are a list of texts or chats, or what read_prompts gives, but not {prompts!r:.200}")
-    sources = [f"prompt {number}" for number in range(len(prompts))]
-    contents = [_content({"prompt": prompt}, source) for prompt, source in zip(prompts, sources, strict=True)]
-    return Prompts(contents, {}, sources)
+    return as_prompts([{"prompt": prompt} for prompt in prompts])
 
 
 def encode_prompts(tokenizer: Tokenizer, prompts: Prompts | Sequence[Prompt]) -> np.ndarray:
@@ -124,22 +122,11 @@ def encode_prompts(tokenizer: Tokenizer, prompts: Prompts | Sequence[Prompt]) ->
     return pad_left(rows)
 
 
-def _parse(line: str, source: str) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{source} is not JSON: {error}; write an object such as {EXAMPLE}") from error
-
-
 def _content(row: dict[str, Any], source: str) -> Prompt:
-    if not isinstance(row, dict):
-        raise ConfigError(f"{source} is not an object but {row!r:.200}; write one such as {EXAMPLE}")
-    if ("prompt" in row) == ("messages" in row):
-        found = "both prompt and messages" if "prompt" in row else "neither prompt nor messages"
-        raise ConfigError(f"{source} has {found}; write one of them, such as {EXAMPLE}")
-    if isinstance(row.get("prompt"), str):
-        return row["prompt"]
+    if not isinstance(row, dict) or ("prompt" in row) == ("messages" in row):
+        raise ConfigError(f"{source} is no object with either prompt or messages: {row!r:.200}; write {EXAMPLE}")
+    prompt = row.get("prompt", row.get("messages"))
     try:
-        return as_messages(row.get("prompt", row.get("messages")))
+        return prompt if isinstance(prompt, str) and "prompt" in row else as_messages(prompt)
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from error

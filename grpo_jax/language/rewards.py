@@ -1,12 +1,15 @@
-"""Rewards of completions: Python functions of many texts at once, called on the host."""
+"""Rewards of completions: Python functions of many texts at once, called on the host; what they return is checked."""
 
 import asyncio
 import contextlib
 import copy
 import inspect
 import math
+import operator
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, ValuesView
+from decimal import Decimal
+from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +19,18 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.host_calls import run_async
 from grpo_jax.importing import import_object
 from grpo_jax.language.prompts import RESERVED
-from grpo_jax.language.reward_values import EXAMPLE, Payments, RewardError, checked_values, shown
+
+EXAMPLE = "def reward(prompts, completions, **fields): return [0.0 for completion in completions]"
+
+NO_NUMBERS = str, bytes, np.timedelta64, np.datetime64
+"""Scalars of NumPy among them are numbers to Python."""
+
+Payments = list[tuple[int | None, float]]
+"""The rewards of a completion: up to which character, None for the whole, and the value."""
+
+
+class RewardError(ConfigError):
+    """A reward function failed: which one, at which completion or line, and what to do."""
 
 
 class Reward(NamedTuple):
@@ -89,20 +103,14 @@ def check_rewards(rewards: Sequence[Reward], fields: Sequence[str], source: str)
     names = [reward.name for reward in rewards]
     if len(set(names)) < len(names) or "held_out" in names:
         raise ConfigError(f"rewards must differ in their names and from 'held_out', but they are {', '.join(names)}")
-    known = {*RESERVED, *fields}
     for reward in rewards:
-        for parameter in _parameters(reward):
+        for name, parameter in _parameters(reward).items():
             variadic = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
-            if parameter.default is parameter.empty and not variadic and parameter.name not in known:
+            if parameter.default is parameter.empty and not variadic and name not in {*RESERVED, *fields}:
                 raise ConfigError(
-                    f"the reward {reward.name!r} needs {parameter.name!r}, but {source} has only the fields "
+                    f"the reward {reward.name!r} needs {name!r}, but {source} has only the fields "
                     f"{', '.join(fields) or '(none)'}; add it to every line, or give the argument a default"
                 )
-
-
-def sums(payments: list[list[Payments | None]]) -> np.ndarray:
-    """The value of each reward for each completion, float32 `[N, K]`; 0 for one that does not apply."""
-    return np.array([[sum(value for _, value in paid or ()) for paid in each] for each in payments], np.float32).T
 
 
 def call_rewards(rewards: Sequence[Reward], arguments: Mapping[str, Sequence]) -> list[list[Payments | None]]:
@@ -121,31 +129,42 @@ def call_rewards(rewards: Sequence[Reward], arguments: Mapping[str, Sequence]) -
         with their positions; or no reward applies to a completion.
     """
     arguments = {name: list(values) for name, values in arguments.items()}
-    results: list[Any] = []
+    texts, results = [text_of(completion) for completion in arguments["completions"]], []
     with contextlib.ExitStack() as unfinished:
         for reward in rewards:
-            with _errors_of(reward):
+            with _errors_of(reward, texts):
                 results.append(_listed(reward.function(**_arguments(reward, arguments))))
             if inspect.iscoroutine(results[-1]):
                 unfinished.callback(results[-1].close)
-        _await_all(rewards, results, unfinished)
-    completions = arguments["completions"]
-    pairs = zip(rewards, results, strict=True)
-    payments = [checked_values(reward.name, values, completions) for reward, values in pairs]
-    for paid, completion in zip(zip(*payments, strict=True), completions, strict=True):
+        if any(map(inspect.isawaitable, results)):
+            results = run_async(_finished(rewards, results, texts, unfinished))
+    payments = [_checked(reward.name, values, texts) for reward, values in zip(rewards, results, strict=True)]
+    for paid, text in zip(zip(*payments, strict=True), texts, strict=True):
         if all(each is None for each in paid):
             names = ", ".join(reward.name for reward in rewards)
             raise RewardError(
-                f"no reward applies to the completion {shown(completion)}, as {names} returned None for it; let "
-                "one of them return a number, such as 0"
+                f"no reward applies to the completion {text!r:.200}, as {names} returned None for it; let one of "
+                "them return a number, such as 0"
             )
     return payments
 
 
-def _parameters(reward: Reward) -> Sequence[inspect.Parameter]:
+def totals(payments: list[list[Payments | None]]) -> tuple[np.ndarray, np.ndarray]:
+    """The value of each reward for each completion, float32 `[N, K]`, 0 if it does not apply; whether it does, bool."""
+    values = [[sum(value for _, value in paid or ()) for paid in each] for each in payments]
+    return np.array(values, np.float32).T, np.array([[paid is not None for paid in each] for each in payments]).T
+
+
+def text_of(completion: Any) -> Any:
+    """The text of a completion: of a chat that of its last message; any other value is returned unchanged."""
+    is_chat = isinstance(completion, list) and completion and isinstance(completion[-1], dict)
+    return completion[-1].get("content") if is_chat else completion
+
+
+def _parameters(reward: Reward) -> Mapping[str, inspect.Parameter]:
     """The arguments of a reward's function."""
     try:
-        return tuple(inspect.signature(reward.function).parameters.values())
+        return inspect.signature(reward.function).parameters
     except ValueError as error:
         raise ConfigError(
             f"the reward {reward.name!r} is {reward.function!r}, whose arguments are unknown; write {EXAMPLE}"
@@ -155,9 +174,8 @@ def _parameters(reward: Reward) -> Sequence[inspect.Parameter]:
 def _arguments(reward: Reward, arguments: Mapping[str, Sequence]) -> dict[str, list]:
     """The arguments that a reward's function names, copied, so that it may change them."""
     parameters = _parameters(reward)
-    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        arguments = {name: arguments[name] for name in arguments if name in {each.name for each in parameters}}
-    return copy.deepcopy(arguments)
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    return copy.deepcopy({name: values for name, values in arguments.items() if takes_all or name in parameters})
 
 
 def _listed(values: Any) -> Any:
@@ -165,35 +183,96 @@ def _listed(values: Any) -> Any:
     return list(values) if isinstance(values, Iterator) else values
 
 
-def _await_all(rewards: Sequence[Reward], results: list[Any], unfinished: contextlib.ExitStack) -> None:
-    """Replaces the results that are awaitable by what they give; they are awaited together."""
+async def _finished(rewards: Sequence[Reward], results: list, texts: list, unfinished: contextlib.ExitStack) -> list:
+    """The results, with what those that are awaitable give; they are awaited together."""
 
-    async def finish(index: int) -> None:
-        with _errors_of(rewards[index]):
-            results[index] = _listed(await results[index])
+    async def finish(reward: Reward, result: Any) -> Any:
+        with _errors_of(reward, texts):
+            return _listed(await result) if inspect.isawaitable(result) else result
 
-    async def together() -> None:
-        unfinished.pop_all()  # from here on the event loop closes them
-        tasks = [asyncio.ensure_future(finish(index)) for index in waiting]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-
-    waiting = [index for index, result in enumerate(results) if inspect.isawaitable(result)]
-    if waiting:
-        run_async(together())
+    unfinished.pop_all()  # from here on the event loop closes them
+    tasks = [asyncio.ensure_future(finish(*each)) for each in zip(rewards, results, strict=True)]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 @contextlib.contextmanager
-def _errors_of(reward: Reward) -> Iterator[None]:
-    """Makes a RewardError of what a reward raises, be it an exit of the program."""
+def _errors_of(reward: Reward, texts: list) -> Iterator[None]:
+    """Makes a RewardError of what a reward raises, be it an exit of the program.
+
+    It names the line, and the innermost variable that held a completion, such as that of a loop.
+    """
     try:
         yield
     except (Exception, SystemExit) as error:
-        place = traceback.extract_tb(error.__traceback__)[-1]
+        place, frames = traceback.extract_tb(error.__traceback__)[-1], list(traceback.walk_tb(error.__traceback__))[1:]
+        held = [each for frame, _ in frames[::-1] for each in frame.f_locals.items() if isinstance(each[1], str)]
+        at = next((f", where {name} = {text!r:.200}" for name, text in held if text and text in texts), "")
         raise RewardError(
             f"the reward {reward.name!r} raised {type(error).__name__}: {error} ({place.filename}, line "
-            f"{place.lineno}); let it return a number for every completion, such as 0 for one that it cannot judge"
+            f"{place.lineno}{at}); let it return a number for every completion, such as 0 for one that it cannot judge"
         ) from error
+
+
+def _checked(name: str, values: Any, texts: list) -> list[Payments | None]:
+    """What the reward function of that name paid for each completion, None where it does not apply.
+
+    Raises:
+      RewardError: the values are no list with one reward for each completion. A dict, a set, a text and an array of
+        several axes can be iterated over as well, but what that gives are no rewards.
+    """
+    problem = _no_list(values)
+    values = list(values) if problem is None else []
+    if problem is not None or len(values) != len(texts):
+        raise RewardError(
+            f"the reward {name!r} returned {problem or f'{len(values)} values'}; return a list with one number for "
+            f"each of the {len(texts)} completions, in their order: {EXAMPLE}"
+        )
+    payments: list[Payments | None] = []
+    for value, text in zip(values, texts, strict=True):
+        is_list = isinstance(value, list | tuple)
+        payments.append(None if value is None else _steps(value) if is_list else [(None, _number(value))])
+        for end, number in payments[-1] or ():
+            if not math.isfinite(number) or not (end is None or 0 < end <= len(text)):
+                raise RewardError(
+                    f"the reward {name!r} returned {value!r:.200} for the completion {text!r:.200}; return a finite "
+                    "number for every completion, None where it does not apply, or a list of (position, number), one "
+                    f"for each step: its position is the number of characters up to its end, from 1 to {len(text)}"
+                )
+    return payments
+
+
+def _no_list(values: Any) -> str | None:
+    """What the values are, if they are neither a sequence, nor an array of one axis, nor None."""
+    shape = getattr(values, "shape", None)
+    if isinstance(shape, tuple) and shape:
+        if len(shape) > 1:
+            return f"an array of shape {shape}"
+        index = getattr(values, "index", None)  # a series of pandas may have another order than the completions
+        in_order = index is None or callable(index) or list(index) == list(range(shape[0]))
+        return None if in_order else f"a series with the index {list(index)!r:.200}"
+    is_list = isinstance(values, Sequence | ValuesView) and not isinstance(values, str | bytes | bytearray | memoryview)
+    return None if is_list else f"{values!r:.200}"
+
+
+def _steps(pairs: Sequence[Any]) -> Payments:
+    """Pairs (position, number); a NaN for anything else."""
+    try:
+        return [(operator.index(end), _number(value)) for end, value in pairs]
+    except (TypeError, ValueError):
+        return [(None, math.nan)]
+
+
+def _number(value: Any) -> float:
+    """The number, or that in an array without axes; NaN for anything else, or beyond the range of float32."""
+    is_number = isinstance(value, Real | Decimal) or getattr(value, "shape", None) == ()
+    if not is_number or isinstance(value, NO_NUMBERS) or value is np.ma.masked or np.iscomplexobj(value):
+        return math.nan
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
+    return number if abs(number) <= float(np.finfo(np.float32).max) else math.nan

@@ -2,7 +2,7 @@
 
 import contextlib
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax.errors import ConfigError
-from grpo_jax.language.folder import file_in
-from grpo_jax.language.models import LanguageModel, changed_fields, describe_architecture, read_config
-from grpo_jax.language.tokenizer import FILES, Tokenizer
+from grpo_jax.language.folder import FILES, file_in, read_config
+from grpo_jax.language.models import LanguageModel, changed_fields, describe_architecture
+from grpo_jax.language.tokenizer import Tokenizer
 from grpo_jax.language.weights import WEIGHTS, actor_params, published_names, published_weights, split_outputs
 from grpo_jax.policies import Transformer
 from grpo_jax.policies.transformer import DTYPES
@@ -33,9 +33,8 @@ def save_trained(folder: str | Path, model: LanguageModel, params: PyTree, *, dt
       ConfigError: for another dtype, or params of another architecture.
     """
     description = read_config(model.folder) | changed_fields(model, len(actor_params(params)["embedding"]))
-    with model_files(folder, dtype) as new:
-        copy_tokenizer(model.folder, new)
-        write_model(new, description, published_weights(model.architecture, params, dtype), dtype)
+    with _model_files(folder, dtype, model.folder) as new:
+        _write_model(new, description, published_weights(model.architecture, params, dtype), dtype)
 
 
 def save_model(
@@ -44,9 +43,10 @@ def save_model(
     params: PyTree,
     tokenizer: Any,
     *,
-    end_token: str,
+    end_token: str | Sequence[str],
     context: int,
     chat_template: str | None = None,
+    special_tokens: Mapping[str, str] | None = None,
     dtype: str = "float32",
 ) -> None:
     """Writes a new model folder. Adapters (LoRA) are added to the weights.
@@ -56,9 +56,10 @@ def save_model(
       architecture: a combination of variants that a published model type has.
       params: of a policy with this architecture, without an axis of rows.
       tokenizer: a `tokenizers.Tokenizer`.
-      end_token: text of the token that ends a completion.
+      end_token: text of the token that ends a completion, or of several.
       context: the most tokens of a prompt and its completion.
       chat_template: in Jinja; None: the model reads plain texts only.
+      special_tokens: further ones, such as `{"bos_token": "<s>"}`; the first end token is `eos_token` and `pad_token`.
       dtype: of the weights, "float32" or "bfloat16".
 
     Raises:
@@ -67,16 +68,22 @@ def save_model(
     """
     if isinstance(tokenizer, Tokenizer):
         raise ConfigError("save_model needs a tokenizers.Tokenizer; for the model of a folder, use save_trained")
-    number = tokenizer.token_to_id(end_token)
-    if number is None:
-        raise ConfigError(f"the tokenizer has no token {end_token!r}; add it as a special token before training it")
+    ends = [end_token] if isinstance(end_token, str) else list(end_token)
+    special = {"eos_token": ends[0], "pad_token": ends[0], **(special_tokens or {})}
+    number_of = {token: tokenizer.token_to_id(token) for token in (*ends, *special.values())}
+    if missing := [token for token, number in number_of.items() if number is None]:
+        raise ConfigError(f"the tokenizer has no token {missing[0]!r}; add it as a special token before training it")
+    numbers = {f"{name}_token_id": number_of.get(special.get(f"{name}_token")) for name in ("bos", "eos", "pad")}
+    numbers["eos_token_id"] = number_of[ends[0]] if len(ends) == 1 else [number_of[end] for end in ends]
     vocab_size = len(actor_params(params)["embedding"])
-    description = describe_architecture(architecture, vocab_size=vocab_size, context=context)
-    numbers = {"bos_token_id": None, "eos_token_id": number, "pad_token_id": number}
-    about = {"eos_token": end_token, "pad_token": end_token, "chat_template": chat_template}
-    with model_files(folder, dtype) as new:
-        write_tokenizer(new, tokenizer, about | {"model_max_length": context}, numbers)
-        write_model(new, description | numbers, published_weights(architecture, params, dtype), dtype)
+    description = describe_architecture(architecture, vocab_size=vocab_size, context=context) | numbers
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **special}
+    about |= {"model_max_length": context} | ({} if chat_template is None else {"chat_template": chat_template})
+    with _model_files(folder, dtype) as new:
+        (new / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+        write_json(new / "tokenizer_config.json", about)
+        write_json(new / "generation_config.json", numbers)
+        _write_model(new, description, published_weights(architecture, params, dtype), dtype)
 
 
 def save_adapter(folder: str | Path, model: LanguageModel, params: PyTree, *, dtype: str = "float32") -> None:
@@ -107,8 +114,7 @@ def save_adapter(folder: str | Path, model: LanguageModel, params: PyTree, *, dt
         **{"target_modules": sorted({name.split(".")[-3] for name in tensors})},
         **{"lora_dropout": 0.0, "bias": "none", "fan_in_fan_out": False, "inference_mode": True},
     }
-    with model_files(folder, dtype) as new:
-        copy_tokenizer(model.folder, new)
+    with _model_files(folder, dtype, model.folder) as new:
         write_json(new / "adapter_config.json", description)
         write_arrays(new / "adapter_model.safetensors", tensors, {"format": "pt"})
 
@@ -126,36 +132,13 @@ def _adapter_weights(architecture: Transformer, params: PyTree, dtype: str) -> d
         lora_a, lora_b = (jnp.asarray(arrays[f"{layer}/{name}"], dtype) for name in ("lora_a", "lora_b"))
         for name, part in zip(names, split_outputs(architecture, path, lora_b), strict=True):
             module = f"base_model.model.{name.removesuffix('.weight')}"
-            tensors[f"{module}.lora_A.weight"] = lora_a.T
-            tensors[f"{module}.lora_B.weight"] = part.T
+            tensors |= {f"{module}.lora_A.weight": lora_a.T, f"{module}.lora_B.weight": part.T}
     return tensors
 
 
-def write_tokenizer(folder: Path, tokenizer: Any, about: Mapping[str, Any], numbers: Mapping[str, Any]) -> None:
-    """Writes a new tokenizer's files.
-
-    Args:
-      folder: exists.
-      tokenizer: a `tokenizers.Tokenizer`.
-      about: fields of tokenizer_config.json; those that are None are left out.
-      numbers: of special tokens, such as `eos_token_id`.
-    """
-    about = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **about}
-    (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
-    write_json(folder / "tokenizer_config.json", {name: value for name, value in about.items() if value is not None})
-    write_json(folder / "generation_config.json", numbers)
-
-
-def copy_tokenizer(source: Path, folder: Path) -> None:
-    """Copies the files of a model folder that say how it reads and ends texts."""
-    for name in FILES:
-        if (path := file_in(source, name)).exists():
-            shutil.copyfile(path, folder / name)
-
-
 @contextlib.contextmanager
-def model_files(folder: str | Path, dtype: str) -> Iterator[Path]:
-    """As `new_files`; then removes the index of other weights, if the folder had one.
+def _model_files(folder: str | Path, dtype: str, source: Path | None = None) -> Iterator[Path]:
+    """As `new_files`, with the tokenizer of a model folder; an index of other weights that the folder had is removed.
 
     Raises:
       ConfigError: weights are not saved in this dtype.
@@ -164,11 +147,14 @@ def model_files(folder: str | Path, dtype: str) -> Iterator[Path]:
         raise ConfigError(f"dtype={dtype!r}; use one of {', '.join(DTYPES)}")
     folder = as_path(folder)
     with new_files(folder) as new:
+        for path in (file_in(source, name) for name in FILES) if source else ():
+            if path.exists():
+                shutil.copyfile(path, new / path.name)
         yield new
     (folder / f"{WEIGHTS}.index.json").unlink(missing_ok=True)
 
 
-def write_model(folder: Path, description: Mapping[str, Any], weights: Arrays, dtype: str) -> None:
+def _write_model(folder: Path, description: Mapping[str, Any], weights: Arrays, dtype: str) -> None:
     """Writes config.json, with these fields, and the weights."""
     write_json(folder / "config.json", {**description, "dtype": dtype, "torch_dtype": dtype})
     # transformers refuses files that do not name a framework.

@@ -12,13 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax.environments.tokens import PAD
-from grpo_jax.errors import ConfigError, as_count
+from grpo_jax.errors import ConfigError
 from grpo_jax.language.chat import Messages, joined
-from grpo_jax.language.models import LanguageModel, load_model, read_config
+from grpo_jax.language.folder import read_config
+from grpo_jax.language.models import LanguageModel, load_model
 from grpo_jax.language.prompts import prompts_of
-from grpo_jax.language.rewards import Reward, read_weight
+from grpo_jax.language.rewards import Reward, read_weight, text_of
 from grpo_jax.language.tokenizer import Prompt
-from grpo_jax.language.weights import load_scorer_params
+from grpo_jax.language.weights import is_scorer, load_scorer_params
 from grpo_jax.policies import Transformer
 from grpo_jax.policies.token_policy import text_features
 from grpo_jax.recording.files import as_path
@@ -26,9 +27,6 @@ from grpo_jax.types import PyTree
 
 SHORTEST = 16
 """Texts are padded to this many tokens, or twice as many, and so on: a program is compiled for each length."""
-
-Scored = tuple[list[int], list[tuple[int, int]]]
-"""The tokens of a text, and where its steps end: after which character of the completion, and at which token."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -58,20 +56,14 @@ class Scorer:
           ConfigError: a text is longer than the scorer's context, or has no token at all.
         """
         pairs = zip(prompts_of(prompts).contents, completions, strict=True)
-        scored = [self._tokens(prompt, completion) for prompt, completion in pairs]
-        values = self._values([tokens for tokens, _ in scored])
+        tokens, ends = zip(*(self._tokens(*pair) for pair in pairs), strict=True)
+        values = self._values(tokens)
         if self.step_separator is None:
             return [float(row[-1]) for row in values]
-        rows = zip(values, scored, strict=True)
-        return [[(end, float(row[index])) for end, index in ends] for row, (_, ends) in rows]
+        return [[(end, float(row[i])) for end, i in steps] for row, steps in zip(values, ends, strict=True)]
 
     def check(self, prompt: Prompt, source: str) -> None:
-        """Raises ConfigError for a prompt that the scorer cannot read, such as a chat without a chat template.
-
-        Args:
-          prompt: completed by a single character.
-          source: where it comes from, for the error.
-        """
+        """Raises ConfigError, with the source, for a prompt that the scorer cannot read with any completion."""
         completion = "a" if isinstance(prompt, str) else [{"role": "assistant", "content": "a"}]
         try:
             self._tokens(prompt, completion)
@@ -83,61 +75,46 @@ class Scorer:
         """What a resumed run compares."""
         return self.params, self.head, self.step_separator, getattr(self.model.tokenizer.template, "dates", None)
 
-    def _tokens(self, prompt: Prompt, completion: str | Messages) -> Scored:
-        """A prompt and its completion; ConfigError if they have too many tokens, or none."""
-        if self.step_separator is not None:
-            tokens, ends = self._steps(prompt, completion)
-        else:
+    def _tokens(self, prompt: Prompt, completion: str | Messages) -> tuple[list[int], list[tuple[int, int]]]:
+        """The tokens of a prompt and its completion, and the ends of steps: at which character, and at which token.
+
+        The prompt and each step are encoded apart; a step includes the separators at its end. ConfigError if there are
+        too many tokens, or none.
+        """
+        tokenizer, separator, ends = self.model.tokenizer, self.step_separator, []
+        if separator is None:
             whole = prompt + completion if isinstance(prompt, str) else joined(prompt, completion)
-            tokens, ends = self.model.tokenizer.encode_whole(whole), []
-            if not tokens:
-                raise ConfigError(
-                    f"the scorer {self.model.folder} reads no token in a prompt and completion without a character; "
-                    "write at least one character into every prompt"
-                )
+            tokens = tokenizer.encode_whole(whole)
             while len(tokens) > 1 and tokens[-1] == self.pad_token:
                 tokens = tokens[:-1]
-        if len(tokens) > self.model.context:
+        else:
+            tokens = tokenizer.encode(prompt)
+            for step in re.finditer(rf".+?(?:(?:{re.escape(separator)})+|\Z)", text_of(completion), re.DOTALL):
+                tokens = tokens + tokenizer.encode_part(step[0])
+                ends.append((step.end(), len(tokens) - 1))
+        if not 0 < len(tokens) <= self.model.context:
             raise ConfigError(
-                f"the scorer {self.model.folder} reads at most {self.model.context} tokens (max_position_embeddings), "
-                f"but a prompt with its completion has {len(tokens)}; shorten prompts, or lower max_completion"
+                f"the scorer {self.model.folder} reads 1 to {self.model.context} tokens (max_position_embeddings), but "
+                f"a prompt with its completion has {len(tokens)}; change the prompt, or lower max_completion"
             )
-        return tokens, ends
-
-    def _steps(self, prompt: Prompt, completion: str | Messages) -> Scored:
-        """The prompt and each step of the completion, encoded apart; a step includes the separators at its end."""
-        tokens, ends = self.model.tokenizer.encode(prompt), []
-        text = completion if isinstance(completion, str) else completion[-1]["content"]
-        for step in re.finditer(rf".+?(?:(?:{re.escape(self.step_separator)})+|\Z)", text, re.DOTALL):
-            tokens = tokens + self.model.tokenizer.encode_part(step[0])
-            ends.append((step.end(), len(tokens) - 1))
         return tokens, ends
 
     def _values(self, rows: Sequence[list[int]]) -> list[np.ndarray]:
         """The scores after each token of texts, float32 `[L]` each, in batches of similar lengths."""
-        values: list[np.ndarray] = [np.zeros(0, np.float32)] * len(rows)
-        order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
+        values, order = {}, sorted(range(len(rows)), key=lambda index: len(rows[index]))
         for first in range(0, len(rows), self.batch_size):
             batch = order[first : first + self.batch_size]
-            length = SHORTEST
-            while length < len(rows[batch[-1]]):
-                length *= 2
+            length = max(SHORTEST, 2 ** (len(rows[batch[-1]]) - 1).bit_length())
             tokens = np.full((self.batch_size, length), PAD, np.int32)
             for row, index in enumerate(batch):
                 tokens[row, : len(rows[index])] = rows[index]
             scores = np.asarray(_scores(self.model.architecture, self.params, self.head, tokens))
-            for row, index in enumerate(batch):
-                values[index] = scores[row, : len(rows[index])]
-        return values
+            values |= {index: scores[row, : len(rows[index])] for row, index in enumerate(batch)}
+        return [values[index] for index in range(len(rows))]
 
 
 def load_scorer(
-    folder: str | Path,
-    *,
-    label: str | None = None,
-    step_separator: str | None = None,
-    batch_size: int = 16,
-    date: str | None = None,
+    folder: str | Path, *, label: str | None = None, step_separator: str | None = None, date: str | None = None
 ) -> Scorer:
     """The scorer in the folder of a LlamaForSequenceClassification or the like.
 
@@ -148,7 +125,6 @@ def load_scorer(
       label: name (`id2label`) or number of the label whose logit is the score; needed if there are several.
       step_separator: ends a step, such as a line break; None: one score for the whole completion. Each step is encoded
         by itself, and its score is the one at its last token.
-      batch_size: texts that are computed at once.
       date: see `load_tokenizer`.
 
     Raises:
@@ -156,15 +132,13 @@ def load_scorer(
         unknown.
     """
     folder, published = as_path(folder), read_config(folder)
-    kinds = published.get("architectures") or ["a model without architectures in config.json"]
-    if not any(kind.endswith("ForSequenceClassification") for kind in kinds):
+    if not is_scorer(published):
         raise ConfigError(
-            f"{folder} is no scorer but {', '.join(kinds)}; name a folder in the layout of transformers' "
+            f"{folder} is no scorer but {published.get('architectures')}; name a folder in the layout of transformers' "
             "AutoModelForSequenceClassification, such as LlamaForSequenceClassification"
         )
     if step_separator == "":
         raise ConfigError("step_separator is empty; write the text that ends a step, or leave it out")
-    as_count("batch_size", batch_size)
     model = load_model(folder, date=date, tie_embeddings=True)  # there are no logits of tokens
     if (num_tokens := model.tokenizer.num_tokens) > model.vocab_size:
         raise ConfigError(
@@ -174,7 +148,7 @@ def load_scorer(
     params, head = load_scorer_params(folder)
     weights = head[_label_index(folder, published.get("id2label") or {}, len(head), label)]
     params, weights = jax.device_put((params, weights), jax.devices("cpu")[0])
-    return Scorer(model, params, weights, published.get("pad_token_id"), step_separator, batch_size)
+    return Scorer(model, params, weights, published.get("pad_token_id"), step_separator)
 
 
 def load_reward_model(path: str, **options: Any) -> Reward:
@@ -185,14 +159,12 @@ def load_reward_model(path: str, **options: Any) -> Reward:
 
 
 def _label_index(folder: Path, names: dict[str, str], num_labels: int, label: str | None) -> int:
-    labels = [names.get(str(index), str(index)) for index in range(num_labels)]
-    found = [index for index, name in enumerate(labels) if label in (None, name)]
-    found = found or [index for index in range(num_labels) if str(index) == label]
-    if len(found) == 1:
-        return found[0]
-    has = ("several labels" if found else "no label") + ("" if label is None else f" {label!r}")
-    among = f"by its number: {' and '.join(map(str, found))}" if label in labels else f"of {', '.join(labels)}"
-    raise ConfigError(f"the scorer {folder} has {has}; choose one {among}")
+    labels = {str(index): names.get(str(index), "") for index in range(num_labels)}
+    found = [index for index, name in labels.items() if label in (None, name)] or [label]
+    if len(found) > 1 or found[0] not in labels:
+        asked = "" if label is None else f", and {label!r} is not one of them"
+        raise ConfigError(f"the scorer {folder} has the labels {labels}{asked}; choose one by its name or its number")
+    return int(found[0])
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -1,8 +1,12 @@
 """Stop strings: which tokens complete them in the text of a completion."""
 
+import json
 from collections.abc import Sequence
 
 import numpy as np
+
+from grpo_jax.errors import ConfigError
+from grpo_jax.language.tokenizer import Tokenizer
 
 
 class StopStrings:
@@ -13,23 +17,27 @@ class StopStrings:
 
     Args:
       strings: `S` strings, none of which is empty.
-      token_bytes: `[V]` what each token adds to the text, in UTF-8.
+      tokenizer: of the tokens.
+      num_tokens: `V`, of which a completion is made.
 
     Attributes:
       lengths: int `[S]`, the bytes of each string: a count that means that the text contains it.
       moves: int32 `[S, Q, V]`, the count after each token, for each count before it. A string that was found stays so.
+
+    Raises:
+      ConfigError: the tokenizer is no byte-level BPE, so that what a token adds to a text depends on the tokens before.
     """
 
-    def __init__(self, strings: Sequence[str], token_bytes: Sequence[bytes]):
-        encoded = [string.encode() for string in strings]
+    def __init__(self, strings: Sequence[str], tokenizer: Tokenizer, num_tokens: int):
+        encoded, token_bytes = [string.encode() for string in strings], _token_bytes(tokenizer, num_tokens)
         self.lengths = np.array([len(each) for each in encoded])
         size = max(map(len, token_bytes))
         letters = np.array([list(each) + [-1] * (size - len(each)) for each in token_bytes])  # [V, size]
-        self.moves = np.zeros((len(encoded), max(self.lengths) + 1, len(token_bytes)), np.int32)
+        self.moves = np.zeros((len(encoded), max(self.lengths) + 1, num_tokens), np.int32)
         for string, move in zip(encoded, self.moves, strict=True):
             before = np.arange(len(string) + 1)[:, None]
             moves = np.array([[_count(string, count, letter) for letter in range(256)] for count in before[:, 0]])
-            counts = np.broadcast_to(before, (len(before), len(token_bytes)))
+            counts = np.broadcast_to(before, (len(before), num_tokens))
             for letter in letters.T:
                 counts = np.where(letter >= 0, moves[counts, letter], counts)
             move[: len(before)] = counts
@@ -41,3 +49,26 @@ def _count(string: bytes, before: int, letter: int) -> int:
         return before
     text = string[:before] + bytes([letter])
     return next(count for count in range(len(text), -1, -1) if text.endswith(string[:count]))
+
+
+_PRINTED = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes that stand for themselves
+_BYTES = {chr(byte): byte for byte in _PRINTED}
+_BYTES |= {chr(256 + i): byte for i, byte in enumerate(sorted({*range(256)} - {*_PRINTED}))}
+
+
+def _token_bytes(tokenizer: Tokenizer, num_tokens: int) -> list[bytes]:
+    """`[num_tokens]`: what each token adds to a text, in UTF-8; nothing, if it is special or not there."""
+    decoder = json.loads(tokenizer.backend.to_str())["decoder"] or {}
+    if "ByteLevel" not in {part["type"] for part in decoder.get("decoders", [decoder]) if part}:
+        raise ConfigError(
+            "stop strings need a tokenizer of bytes (a byte-level BPE, as of Llama 3 and Qwen), and that of the model "
+            "is none; leave them out, and let a reward judge the text before the string"
+        )
+    special = {token for token, added in tokenizer.backend.get_added_tokens_decoder().items() if added.special}
+    names = [None if token in special else tokenizer.backend.id_to_token(token) for token in range(num_tokens)]
+    return [_as_bytes(name or "") for name in names]
+
+
+def _as_bytes(token: str) -> bytes:
+    """The bytes of a token's name in a byte-level BPE; a name with other letters stands for itself."""
+    return bytes(_BYTES[letter] for letter in token) if _BYTES.keys() >= {*token} else token.encode()

@@ -17,7 +17,7 @@ from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.host_calls import host_errors
 from grpo_jax.language.models import LanguageModel
 from grpo_jax.language.prompts import Prompts, encode_prompts
-from grpo_jax.language.rewards import Reward, call_rewards, check_rewards, sums
+from grpo_jax.language.rewards import Reward, call_rewards, check_rewards, totals
 from grpo_jax.language.scorer import Scorer
 from grpo_jax.language.stop_strings import StopStrings
 from grpo_jax.language.tokenizer import Prompt
@@ -27,15 +27,13 @@ class PhaseTimes:
     """Seconds of training. A train step is one program, but it asks the host for prompts first, then for rewards."""
 
     def __init__(self):
-        self._phase, self._since = None, 0.0
-        self._seconds = dict.fromkeys(("rollouts", "rewards", "updates"), 0.0)
+        self._begun, self._seconds = (None, 0.0), dict.fromkeys(("rollouts", "rewards", "updates"), 0.0)
 
     def begin(self, phase: Literal["rollouts", "rewards", "updates"] | None) -> None:
         """Ends the phase before; None: the next one begins with a call of the host."""
-        now = time.perf_counter()
-        if self._phase is not None:
-            self._seconds[self._phase] += now - self._since
-        self._phase, self._since = phase, now
+        (before, since), self._begun = self._begun, (phase, time.perf_counter())
+        if before is not None:
+            self._seconds[before] += self._begun[1] - since
 
     def take(self) -> dict[str, float]:
         """The seconds of each phase since the last call of this."""
@@ -78,13 +76,12 @@ class LanguageTask:
         as_count("max_completion", self.max_completion)
         object.__setattr__(self, "_lock", threading.Lock())
         object.__setattr__(self, "times", PhaseTimes())
-        if self.held_out is not None:
-            held_out, training = self.held_out, self.prompts
-            if (held_out.fields.keys(), held_out.are_chats) != (training.fields.keys(), training.are_chats):
-                raise ConfigError(
-                    f"{held_out.sources[0]}: held-out prompts have the fields {sorted(held_out.fields)}, and those to "
-                    f"train on {sorted(training.fields)}; write both in the same way"
-                )
+        training, held_out = self.prompts, self.held_out or self.prompts
+        if (held_out.fields.keys(), held_out.are_chats) != (training.fields.keys(), training.are_chats):
+            raise ConfigError(
+                f"{held_out.sources[0]}: held-out prompts have the fields {sorted(held_out.fields)}, and those to "
+                f"train on {sorted(training.fields)}; write both in the same way"
+            )
         check_rewards(self.rewards, list(self.prompts.fields), self.prompts.sources[0])
         self.tokens  # noqa: B018, checks the lengths
         for scorer in (reward.function for reward in self.rewards if isinstance(reward.function, Scorer)):
@@ -122,16 +119,15 @@ class LanguageTask:
     @functools.cached_property
     def stops(self) -> StopStrings:
         """Finds the stop strings; ConfigError if the bytes of the tokens are unknown."""
-        return StopStrings(self.stop_strings, self.model.tokenizer.token_bytes()[: self.model.num_tokens])
+        return StopStrings(self.stop_strings, self.model.tokenizer, self.model.num_tokens)
 
     def is_cut(self, tokens: np.ndarray) -> np.ndarray:
         """Whether completions, int `[..., L]`, -1 after the end, were cut off at the limit: bool `[...]`."""
         tokens = np.asarray(tokens)
         cut = (tokens[..., -1] != PAD) & ~np.isin(tokens[..., -1], self.model.tokenizer.end_tokens)
-        if self.stop_strings:
-            for place in zip(*np.nonzero(cut), strict=True):
-                text = self.model.tokenizer.decode(tokens[place])
-                cut[place] = not any(string in text for string in self.stop_strings)
+        for place in zip(*np.nonzero(cut), strict=True) if self.stop_strings else ():
+            text = self.model.tokenizer.decode(tokens[place])
+            cut[place] = not any(string in text for string in self.stop_strings)
         return cut
 
     def encode(self, prompts: Prompts) -> np.ndarray:
@@ -172,7 +168,11 @@ class LanguageTask:
         return [self.model.tokenizer.decode(row, before) for row, before in rows]
 
     def score(self, prompt: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """The value of each reward, summed over the steps: float32 `[..., K]`.
+        """The value of each reward, summed over the steps: float32 `[..., K]`; see `judge`."""
+        return self.judge(prompt, tokens)[0]
+
+    def judge(self, prompt: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """As `score`, and which rewards apply, bool `[..., K]`; the value of one that does not is 0.
 
         Args:
           prompt: int `[...]`: indices of prompts.
@@ -181,14 +181,9 @@ class LanguageTask:
         Raises:
           RewardError: a reward failed.
         """
-        return self.judge(prompt, tokens)[0]
-
-    def judge(self, prompt: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """As `score`, and which rewards apply, bool `[..., K]`; the value of one that does not is 0."""
-        payments = call_rewards(self.rewards, self._reward_arguments(prompt, tokens))
-        judged = np.array([[paid is not None for paid in each] for each in payments]).T
+        values, judged = totals(call_rewards(self.rewards, self._reward_arguments(prompt, tokens)))
         shape = *np.shape(prompt), len(self.rewards)
-        return sums(payments).reshape(shape), judged.reshape(shape)
+        return values.reshape(shape), judged.reshape(shape)
 
     def score_steps(self, prompt: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Values of the rewards at each token, float32 `[..., L, K]`, and which of them it pays, bool `[..., L, K]`.
@@ -196,7 +191,7 @@ class LanguageTask:
         A step is paid by the token that completes its text, and a whole completion by its last token.
 
         Args:
-          prompt, tokens: as for `score`, which also has the errors.
+          prompt, tokens: as for `judge`, which also has the errors.
         """
         arguments = self._reward_arguments(prompt, tokens)
         ids, shape = arguments["completion_ids"], np.shape(tokens)
@@ -215,22 +210,19 @@ class LanguageTask:
 
     def _reward_arguments(self, prompt: np.ndarray, tokens: np.ndarray) -> dict[str, Sequence]:
         """The arguments of the rewards by name, see `call_rewards`."""
-        prompt, tokens = np.asarray(prompt), np.asarray(tokens)
-        rows = self.all_prompts.select(prompt.reshape(-1).tolist())
-        flat = tokens.reshape(-1, tokens.shape[-1])
+        rows, flat = self.all_prompts.select(np.ravel(prompt).tolist()), np.reshape(tokens, (-1, np.shape(tokens)[-1]))
         completions: Sequence = self.texts(prompt, tokens)
         if self.prompts.are_chats:
             completions = [[{"role": "assistant", "content": text}] for text in completions]
         ids = [[token for token in row if token != PAD] for row in flat.tolist()]
-        limits = [self.max_completion] * len(ids)
-        given = {"prompts": rows.contents, "completions": completions, "completion_ids": ids, "max_completion": limits}
-        return {**given, **rows.fields}
+        given = {"prompts": rows.contents, "completions": completions, "completion_ids": ids}
+        return {**given, "max_completion": [self.max_completion] * len(ids), **rows.fields}
 
     def score_in_callback(self, prompt: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """As `judge`, or with process rewards `score_steps`, for `call_host`."""
         with self._lock:  # several devices may call
             self.times.begin("rewards")
-            scores = self.score_steps(prompt, tokens) if self.process_rewards else self.judge(prompt, tokens)
+            scores = (self.score_steps if self.process_rewards else self.judge)(prompt, tokens)
             self.times.begin("updates")
         return scores
 

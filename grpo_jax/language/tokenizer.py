@@ -2,7 +2,6 @@
 
 import bisect
 import functools
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,8 @@ import numpy as np
 from grpo_jax.environments.tokens import PAD
 from grpo_jax.errors import ConfigError
 from grpo_jax.language.chat import ChatTemplate, Messages, load_chat_template, special_tokens
-from grpo_jax.language.folder import file_in, need, read_fields
+from grpo_jax.language.folder import file_in, need, panics, read_fields
 from grpo_jax.recording.files import as_path
-
-FILES = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
-    *("merges.txt", "tokenizer.model", "chat_template.jinja", "generation_config.json"),
-)
-"""The files of a model folder that belong to its tokenizer and are copied with it."""
 
 Prompt = str | Messages
 """A text, or a chat."""
@@ -31,33 +24,31 @@ class Tokenizer:
     """Texts and chats to tokens and back.
 
     Args:
-      tokenizer: a `tokenizers.Tokenizer`; what it says of truncation, padding and dropout is left out.
-      end_tokens: each ends a completion; also an attribute, a tuple.
-      template: of chats; None: the model reads plain texts only. Also an attribute.
+      backend: a `tokenizers.Tokenizer`; what it says of truncation, padding and dropout is left out.
+      end_tokens: each ends a completion.
+      template: of chats; None: the model reads plain texts only.
 
     Attributes:
+      backend, end_tokens, template: the arguments.
       num_tokens: int, one more than the largest token.
     """
 
-    def __init__(self, tokenizer: Any, end_tokens: Iterable[int], template: ChatTemplate | None = None):
-        if tokenizer.truncation or tokenizer.padding or getattr(tokenizer.model, "dropout", None):
-            tokenizer = type(tokenizer).from_str(tokenizer.to_str())  # the argument stays as it is
-            tokenizer.no_truncation()
-            tokenizer.no_padding()
-            if hasattr(tokenizer.model, "dropout"):
-                tokenizer.model.dropout = None
-        self._tokenizer, self.template = tokenizer, template
-        self.end_tokens = tuple(end_tokens)
-        self.num_tokens = max([*tokenizer.get_vocab().values(), *self.end_tokens]) + 1
+    def __init__(self, backend: Any, end_tokens: Iterable[int], template: ChatTemplate | None = None):
+        if backend.truncation or backend.padding or getattr(backend.model, "dropout", None):
+            backend = type(backend).from_str(backend.to_str())  # the argument stays as it is
+            backend.no_truncation()
+            backend.no_padding()
+            if hasattr(backend.model, "dropout"):
+                backend.model.dropout = None
+        self.backend, self.end_tokens, self.template = backend, tuple(end_tokens), template
+        self.num_tokens = max([*backend.get_vocab().values(), *self.end_tokens]) + 1
 
     def render(self, messages: Messages, *, add_generation_prompt: bool = True) -> str:
-        """The text that the model reads for a chat, by default up to its answer (see `ChatTemplate.render`);
-        ConfigError without a fitting chat template."""
+        """The text that the model reads for a chat: see `ChatTemplate.render`; ConfigError without a chat template."""
         if self.template is None:
             raise ConfigError(
                 "the model's folder has no chat template (chat_template.jinja, or a field of tokenizer_config.json), "
-                'so it cannot read messages; write prompts as text, {"prompt": ...}, without a system prompt, or use a '
-                "model for chats"
+                "so it cannot read messages; write prompts as text, without a system prompt, or use a model for chats"
             )
         return self.template.render(messages, add_generation_prompt=add_generation_prompt)
 
@@ -97,17 +88,10 @@ class Tokenizer:
     def _encoding(self, text: str, *, add_special_tokens: bool = False) -> Any:
         if not isinstance(text, str):
             raise ConfigError(f"{text!r:.200} is no text; write one")
-        try:
-            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        except TypeError as error:
-            raise ConfigError(
-                f"{text[:200]!r} is not a text in Unicode: half of a surrogate pair is alone (such as \\ud83d); "
-                "remove it"
-            ) from error
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # `tokenizers` may panic at a damaged file, which is no Exception
-            raise ConfigError(f"tokenizer.json fails for {text[:200]!r}: {error}; copy the file again") from error
+        if any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise ConfigError(f"{text[:200]!r} is not a text in Unicode: half of a surrogate pair is alone; remove it")
+        with panics(f"tokenizer.json fails for {text[:200]!r}: %s; copy the file again"):
+            return self.backend.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, tokens: Iterable[int], after: Iterable[int] = ()) -> str:
         """The text of tokens, without special ones and `PAD`.
@@ -138,29 +122,12 @@ class Tokenizer:
 
     def _text(self, tokens: list[int]) -> str:
         """The text, which ends with one `_CUT` if its last character is incomplete."""
-        text = self._tokenizer.decode(tokens)
+        text = self.backend.decode(tokens)
         for size in range(1, 5) if text.endswith(_CUT) else ():
-            whole = self._tokenizer.decode(tokens[:-size])
+            whole = self.backend.decode(tokens[:-size])
             if not whole.endswith(_CUT):
                 return text if text.startswith(whole) else whole + _CUT
         return text
-
-    def token_bytes(self) -> list[bytes]:
-        """`[num_tokens]`: what each token adds to a text, in UTF-8; nothing, if it is special or not there.
-
-        Raises:
-          ConfigError: the tokenizer is no byte-level BPE, so that this depends on the tokens before.
-        """
-        decoder = json.loads(self._tokenizer.to_str())["decoder"] or {}
-        if "ByteLevel" not in {part["type"] for part in decoder.get("decoders", [decoder]) if part}:
-            raise ConfigError(
-                "stop strings need a tokenizer of bytes (a byte-level BPE, as of Llama 3 and Qwen), and that of the "
-                "model is none; leave them out, and let a reward judge the text before the string"
-            )
-        added = self._tokenizer.get_added_tokens_decoder()
-        names = [self._tokenizer.id_to_token(token) for token in range(self.num_tokens)]
-        is_silent = [name is None or (i in added and added[i].special) for i, name in enumerate(names)]
-        return [b"" if silent else _as_bytes(name) for name, silent in zip(names, is_silent, strict=True)]
 
 
 def load_tokenizer(
@@ -186,10 +153,8 @@ def load_tokenizer(
             "file with AutoTokenizer.from_pretrained(...).save_pretrained(folder))"
         )
     tokenizers = need("tokenizers")
-    try:
+    with panics(f"{path} cannot be read: %s; copy the file again, or write it anew"):
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # `tokenizers` has no error class
-        raise ConfigError(f"{path} cannot be read: {error}; copy the file again, or write it anew") from error
     description = read_fields(folder, "tokenizer_config.json", {"chat_template": str | list[dict[str, str]]})
     if description.get("split_special_tokens"):
         raise ConfigError(f"{folder / 'tokenizer_config.json'}: split_special_tokens is not supported; leave it out")
@@ -204,7 +169,7 @@ def load_tokenizer(
             f"{folder} names no end token, so completions would never end: generation_config.json or config.json needs "
             "eos_token_id, or tokenizer_config.json eos_token"
         )
-    return Tokenizer(tokenizer, ends, load_chat_template(folder, description, template_variables, date))
+    return Tokenizer(tokenizer, ends, load_chat_template(folder, description, variables=template_variables, date=date))
 
 
 def pad_left(tokens: Sequence[Sequence[int]]) -> np.ndarray:
@@ -219,13 +184,3 @@ def _as_tokens(tokens: Iterable[int]) -> list[int]:
     if row.ndim != 1 or (row.size and not np.issubdtype(row.dtype, np.integer)):
         raise ConfigError(f"tokens are whole numbers [L], but these are {row.dtype} {list(row.shape)}; give one row")
     return [token for token in row.tolist() if token != PAD]
-
-
-_PRINTED = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes that stand for themselves
-_BYTES = {chr(byte): byte for byte in _PRINTED}
-_BYTES |= {chr(256 + i): byte for i, byte in enumerate(sorted({*range(256)} - {*_PRINTED}))}
-
-
-def _as_bytes(token: str) -> bytes:
-    """The bytes of a token's name in a byte-level BPE; a name with other letters stands for itself."""
-    return bytes(_BYTES[letter] for letter in token) if _BYTES.keys() >= {*token} else token.encode()

@@ -1,7 +1,7 @@
 """The weights of a model folder as parameters of a policy, and back."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,8 @@ from flax.traverse_util import unflatten_dict
 from safetensors import SafetensorError, safe_open
 
 from grpo_jax.errors import ConfigError
-from grpo_jax.language.folder import file_in, read_fields
-from grpo_jax.language.models import load_architecture, read_config
+from grpo_jax.language.folder import file_in, read_config, read_fields
+from grpo_jax.language.models import load_architecture
 from grpo_jax.policies import Transformer, categorical, make_token_policy, merge_lora
 from grpo_jax.recording.files import as_path
 from grpo_jax.types import PyTree, by_path
@@ -59,10 +59,14 @@ def load_params(folder: str | Path) -> PyTree:
       ConfigError: if a file or a weight is missing, a file cannot be read, or a weight is not finite, of whole numbers,
         or not of the size in config.json; or the folder is a scorer's.
     """
-    kinds = read_config(folder).get("architectures") or []
-    if any(kind.endswith("ForSequenceClassification") for kind in kinds):
-        raise ConfigError(f"{folder} is a scorer ({kinds[0]}), not a language model; use load_scorer")
-    return {"actor": _load(folder, load_architecture(folder))}
+    if is_scorer(published := read_config(folder)):
+        raise ConfigError(f"{folder} is a scorer ({published['architectures']}), not a language model; use load_scorer")
+    return read_params(as_path(folder), load_architecture(folder), _reader(as_path(folder)))
+
+
+def is_scorer(published: Mapping[str, Any]) -> bool:
+    """Whether config.json describes a model with a score in place of logits."""
+    return any(kind.endswith("ForSequenceClassification") for kind in published.get("architectures") or ())
 
 
 def load_scorer_params(folder: str | Path) -> tuple[PyTree, jax.Array]:
@@ -71,29 +75,38 @@ def load_scorer_params(folder: str | Path) -> tuple[PyTree, jax.Array]:
     Args:
       folder: as for `load_params`, which also has the errors.
     """
-    architecture = dataclasses.replace(load_architecture(folder), tie_embeddings=True)
-    head = _reader(as_path(folder))("score.weight")
+    architecture, source = dataclasses.replace(load_architecture(folder), tie_embeddings=True), as_path(folder)
+    tensor = _reader(source)
+    head = _finite(tensor("score.weight"), "score.weight", source)
     if head.ndim != 2 or head.shape[1] != architecture.width:
-        raise ConfigError(
-            f"the checkpoint {str(folder)!r} has score.weight of another size than its config.json implies: "
-            f"{head.shape} instead of (num_labels, {architecture.width})"
-        )
-    return _load(folder, architecture), head
+        raise ConfigError(f"{source}: score.weight is {head.shape} instead of (num_labels, {architecture.width})")
+    return read_params(source, architecture, tensor)["actor"], head
 
 
-def _load(folder: str | Path, architecture: Transformer) -> PyTree:
-    """The parameters of the network."""
-    tensor, params = _reader(as_path(folder)), {}
+def read_params(source: Path, architecture: Transformer, tensor: Callable[[str], Any]) -> PyTree:
+    """The parameters `{"actor": ...}` of a network.
+
+    Args:
+      source: of the weights, for errors.
+      architecture: of the network.
+      tensor: `(name) -> published tensor`, in float32.
+
+    Raises:
+      ConfigError: a weight is not finite, or not of the architecture's size.
+    """
+    params = {}
     tensor(f"model.layers.{architecture.num_layers - 1}.input_layernorm.weight")  # before a name for each layer is made
     for path, names in published_names(architecture).items():
-        parts = [tensor(name).T if path.endswith("kernel") else tensor(name) for name in names]
-        params[path] = jnp.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]
+        parts = [_finite(tensor(name), name, source) for name in names]
+        parts = [part.T for part in parts] if path.endswith("kernel") else parts
+        fit = len({part.shape[:-1] for part in parts}) == 1
+        params[path] = jnp.concatenate(parts, axis=-1) if fit and len(parts) > 1 else parts[0]
     params = unflatten_dict(params, sep="/")
-    _check_shapes(f"the checkpoint {str(folder)!r} has", architecture, params)
-    return params
+    _check_shapes(source, architecture, params)
+    return {"actor": params}
 
 
-def _check_shapes(having: str, architecture: Transformer, params: PyTree) -> None:
+def _check_shapes(source: Path | str, architecture: Transformer, params: PyTree) -> None:
     """Raises ConfigError for weights of other sizes than the architecture's."""
     tokens = categorical(architecture.vocab_size or len(params["embedding"]))
     policy = make_token_policy(dataclasses.replace(architecture, shared_critic=False), tokens, max_steps=1)
@@ -101,7 +114,7 @@ def _check_shapes(having: str, architecture: Transformer, params: PyTree) -> Non
     for path, names in published_names(architecture).items():
         if (shape := jnp.shape(arrays[path])) != expected[path].shape:
             raise ConfigError(
-                f"{having} {' and '.join(names)} of another size than its config.json implies: {shape} instead of "
+                f"{source}: {' and '.join(names)} of another size than config.json implies: {shape} instead of "
                 f"{expected[path].shape}"
             )
 
@@ -127,7 +140,7 @@ def published_weights(architecture: Transformer, params: PyTree, dtype: str = "f
         )
     if arrays["norm/scale"].ndim > 1:
         raise ConfigError("the params have an axis of rows; choose one: jax.tree.map(lambda leaf: leaf[0], params)")
-    _check_shapes("the params have", plain, merged["actor"])
+    _check_shapes("the params", plain, merged["actor"])
     for path, names in published.items():
         parts = split_outputs(architecture, path, jnp.asarray(arrays[path], dtype))
         for name, part in zip(names, parts, strict=True):
@@ -160,23 +173,23 @@ def _reader(folder: Path) -> Callable[[str], jax.Array]:
 
     def tensor(name):
         if name not in file_of:
-            raise ConfigError(f"the checkpoint {str(folder)!r} lacks {name!r}, which its config.json implies")
+            raise ConfigError(f"{folder} lacks {name!r}, which its config.json implies")
         try:
             found = file_of[name].get_tensor(name)
         except Exception as error:  # for a dtype that `safetensors` does not know
-            raise ConfigError(f"{name!r} of the checkpoint {str(folder)!r} cannot be read: {error}") from error
+            raise ConfigError(f"{folder}: {name!r} cannot be read: {error}") from error
         if found.dtype.name not in _FLOATS:
-            raise ConfigError(f"{name!r} of the checkpoint {str(folder)!r} is {found.dtype}; use one of {_FLOATS}")
-        return finite(jnp.asarray(found, jnp.float32), f"{name!r} of the checkpoint {str(folder)!r}")
+            raise ConfigError(f"{folder}: {name!r} is {found.dtype}; use one of {_FLOATS}")
+        return jnp.asarray(found, jnp.float32)
 
     return tensor
 
 
-def finite(array: Any, name: str) -> Any:
+def _finite(array: Any, name: str, source: Path) -> jax.Array:
     """The array; ConfigError if an element is NaN or infinite."""
     if not np.isfinite(array).all():
-        raise ConfigError(f"{name} has weights that are not finite; use a checkpoint from before the model diverged")
-    return array
+        raise ConfigError(f"{source}: {name} has weights that are not finite; use an earlier checkpoint")
+    return jnp.asarray(array)
 
 
 def _open(path: Path) -> Any:

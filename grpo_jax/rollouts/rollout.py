@@ -138,6 +138,21 @@ class Simulator(NamedTuple):
             trajectory = trajectory._replace(greedy=jnp.broadcast_to(greedy, (num_steps, num_envs)))
         return self._complete(state, carry, trajectory, auto_reset)
 
+    def play(
+        self,
+        environment_params: PyTree,
+        key: jax.Array,
+        num_envs: int,
+        *,
+        group_size: int = 1,
+        greedy: bool | jax.Array = False,
+    ) -> tuple[RolloutState, Trajectory]:
+        """Whole episodes, from `reset` to their ends."""
+        key_reset, key_steps = jax.random.split(key)
+        start = self.reset(environment_params, key_reset, num_envs, group_size=group_size)
+        whole = {"num_steps": self.environment.max_steps, "auto_reset": False, "from_reset": True}
+        return self.unroll(start, key_steps, **whole, greedy=greedy)
+
     @property
     def _num_passes(self) -> int:
         """Passes over a rollout that compute values and log-probabilities; 0: each step computes its own."""

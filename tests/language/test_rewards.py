@@ -16,14 +16,14 @@ import pytest
 
 from grpo_jax.errors import ConfigError
 from grpo_jax.language import Reward, RewardError, load_reward, overlong
-from grpo_jax.language.rewards import call_rewards, check_rewards, sums
+from grpo_jax.language.rewards import call_rewards, check_rewards, totals
 
 PROMPTS, COMPLETIONS = ["a", "b", "c"], ["x", "yy", "zzz"]
 IDS = [[1], [2, 2], [3, 3, 3]]
 
 
 def score(rewards, arguments):
-    return sums(call_rewards(rewards, arguments))
+    return totals(call_rewards(rewards, arguments))[0]
 
 
 def scores(*functions, completions=COMPLETIONS, **fields):
@@ -146,24 +146,17 @@ def test_what_a_function_changes_is_its_own():
     assert scores(greedy, greedy, answer=answer).tolist() == [[3, 3], [2, 2], [1, 1]] and answer == [[], [], []]
 
 
-LISTS = {
-    "tuple": (1, 2, 3),
-    "range": range(1, 4),
-    "deque": collections.deque([1, 2, 3]),
-    "values of a dict": {"a": 1, "b": 2, "c": 3}.values(),
-    "decimals": [decimal.Decimal(1), decimal.Decimal(2), 3],
-    "arrays without axes": [np.array(1), jnp.array(2.0), np.float16(3)],
-    "masked, nothing hidden": np.ma.array([1, 2, 3], mask=[0, 0, 0]),
-}
-PAID = {name: (values, [1, 2, 3]) for name, values in LISTS.items()}
-PAID |= {dtype: (jnp.array([0, 1, 1], dtype), [0, 1, 1]) for dtype in ("bool", "int8", "float16", "bfloat16")}
-PAID["steps, or none, which is not None"] = [0.5, [(1, 0.25), (2, 0.5)], []], [0.5, 0.75, 0]
+PAID = [
+    *((1, 2, 3), range(1, 4), collections.deque([1, 2, 3]), {"a": 1, "b": 2, "c": 3}.values()),
+    *([decimal.Decimal(1), 2, 3], [np.array(1), jnp.array(2.0), np.float16(3)], np.ma.array([1, 2, 3], mask=[0] * 3)),
+    *(jnp.array([1, 2, 3], dtype) for dtype in ("int8", "float16", "bfloat16")),
+    *([True, np.array([2, 3]).sum() - 3, 3], [1.0, [(1, 0.5), (2, 1.5)], [(3, 3)]]),
+]
 
 
-@pytest.mark.parametrize("case", PAID)
-def test_what_is_a_list_of_numbers_is_taken(case):
-    values, paid = PAID[case]
-    assert scores(lambda completions: values).ravel().tolist() == paid
+@pytest.mark.parametrize("values", PAID, ids=repr)
+def test_what_is_a_list_of_numbers_is_taken(values):
+    assert scores(lambda completions: values).ravel().tolist() == [1, 2, 3]
 
 
 class Series(np.ndarray):
@@ -193,53 +186,50 @@ async def async_generator(completions):
     yield 1.0
 
 
-FAILURES = {
-    "too few": (lambda completions: [1.0], "'part_0' returned 1 values for 3 completions; return one number for each"),
-    "one number": (lambda completions: 1.0, "'part_0' returned 1.0; return a list with one number for each of the 3"),
-    "dict": (lambda completions: dict.fromkeys(range(3), 5.0), r"returned {0: 5.0, .*}; return a list with one number"),
-    "set": (lambda completions: {1, 2, 3}, "returned {1, 2, 3}; return a list"),
-    "bytes": (lambda completions: b"111", "returned b'111'; return a list"),
-    "letters": (lambda completions: "111", "returned '111'; return a list"),
-    "nothing": (lambda completions: None, "returned None; return a list"),
-    "column": (lambda completions: np.ones((3, 1)), r"returned an array of shape \(3, 1\); return a list"),
-    "no axis": (lambda completions: np.ones(()), r"returned array\(1.\); return a list"),
-    "series": (lambda completions: np.arange(3).view(Series), r"returned a series with the index \[2, 0, 1\]"),
-    "async generator": (async_generator, "returned <async_generator .*; return a list"),
-    "masked": (lambda completions: np.ma.array([1, 2, 3], mask=[0, 1, 0]), "returned masked for the completion 'yy'"),
-    "time": (lambda completions: np.array([1, 2, 3], "m8[s]"), "for the completion 'x'; return a finite number"),
-    "bytes in a list": (lambda completions: [0, b"1", 0], "returned b'1' for the completion 'yy'"),
-    "an array for one": (lambda completions: [0, np.ones(1), 0], r"returned array\(\[1.\]\) for the completion 'yy'"),
-    "NaN": (lambda completions: [0, float("nan"), 0], "returned nan for the completion 'yy'; return a finite number"),
-    "infinity": (lambda completions: [0, 0, -np.inf], "returned -inf for the completion 'zzz'"),
-    "None": (lambda completions: [None, 0, 0], "no reward applies to the completion 'x', as part_0 returned None"),
-    "beyond float32": (lambda completions: [0, 1e300, 0], "returned 1e[+]300 for the completion 'yy'"),
-    "beyond float64": (lambda completions: [0, 10**400, 0], "returned 10000.*0 for the completion 'yy'"),
-    "complex": (lambda completions: np.array([1j, 0, 0]), "returned np.complex128.* for the completion 'x'"),
-    "texts in an array": (lambda completions: np.array(["1", "2", "3"]), "returned np.str_.* for the completion 'x'"),
-    "text": (lambda completions: ["1", 0, 0], "returned '1' for the completion 'x'"),
-    "no pairs": (
-        lambda completions: [[1.0], 0, 0],
-        r"returned \[1.0\] for .* 'x'; .* or a list of \(position, number\)",
-    ),
-    "no position": (lambda completions: [[(0.5, 1.0)], 0, 0], r"returned \[\(0.5, 1.0\)\] for the completion 'x'"),
-    "beyond the text": (lambda completions: [0, [(3, 1)], 0], "the position 3 for the completion 'yy'; .* from 1 to 2"),
-    "error": (
-        lambda completions: [1 / (len(text) - 2) for text in completions],
-        r"raised ZeroDivisionError: .*test_rewards.py, line \d+\); let it return a number for every completion",
-    ),
-    "error in a generator": (
-        lambda completions: (1 / (len(text) - 2) for text in completions),
-        "raised ZeroDivisionError: .*test_rewards.py, line",
-    ),
-    "exit": (ends_the_program, "raised SystemExit: 0 .*test_rewards.py, line"),
-    "async": (async_failure, "raised TimeoutError: no answer .*test_rewards.py, line"),
-    "async, one of them": (one_by_one, "raised ConnectionError: lost .*test_rewards.py, line"),
-}
+def in_a_loop(completions):
+    for text in completions:
+        1 / (len(text) - 2)  # noqa: B018
 
 
-@pytest.mark.parametrize("case", FAILURES)
-def test_a_failure_names_the_reward_and_the_completion(case):
-    function, message = FAILURES[case]
+def of(values):
+    return lambda completions: values
+
+
+LIST, NUMBER = "; return a list with one number for each of the 3", "; return a finite number for every completion"
+FAILURES = [
+    *((of([1.0]), f"'part_0' returned 1 values{LIST}"), (of(1.0), f"returned 1.0{LIST}"), (of(None), "returned None")),
+    *((of({0: 5.0, 1: 5.0, 2: 5.0}), f"returned {{0: 5.0, .*}}{LIST}"), (of({1, 2, 3}), "returned {1, 2, 3}")),
+    *((of(b"111"), f"returned b'111'{LIST}"), (of("111"), f"returned '111'{LIST}")),
+    *((of(np.ones((3, 1))), r"returned an array of shape \(3, 1\)"), (of(np.ones(())), r"returned array\(1.\)")),
+    (of(np.arange(3).view(Series)), r"returned a series with the index \[2, 0, 1\]"),
+    (async_generator, f"returned <async_generator .*{LIST}"),
+    (of(np.ma.array([1, 2, 3], mask=[0, 1, 0])), "returned masked for the completion 'yy'"),
+    (of(np.array([1, 2, 3], "m8[s]")), f"for the completion 'x'{NUMBER}"),
+    *((of([0, b"1", 0]), "returned b'1' for the completion 'yy'"), (of(["1", 0, 0]), "returned '1' for")),
+    (of([0, np.ones(1), 0]), r"returned array\(\[1.\]\) for the completion 'yy'"),
+    *((of([0, np.nan, 0]), f"returned nan for the completion 'yy'{NUMBER}"), (of([0, 0, -np.inf]), "-inf for .*'zzz'")),
+    *((of([0, 1e300, 0]), "returned 1e[+]300 for"), (of([0, 10**400, 0]), "returned 10000.*0 for the completion 'yy'")),
+    *((of(np.array([1j, 0, 0])), "returned np.complex128.* for"), (of(np.array(["1"] * 3)), "returned np.str_.* for")),
+    (of([None, 0, 0]), "no reward applies to the completion 'x', as part_0 returned None"),
+    (of([[1.0], 0, 0]), r"returned \[1.0\] for .* 'x'; .* or a list of \(position, number\)"),
+    (of([[(0.5, 1.0)], 0, 0]), r"returned \[\(0.5, 1.0\)\] for the completion 'x'"),
+    (of([0, [(3, 1)], 0]), r"returned \[\(3, 1\)\] for the completion 'yy'; .* from 1 to 2"),
+    (lambda completions: [1 / (len(text) - 2) for text in completions], r"raised ZeroDivisionError: .*, line \d+"),
+    (
+        in_a_loop,
+        r"ZeroDivisionError: .*test_rewards.py, line \d+, where text = 'yy'\); let it return a number for every",
+    ),
+    (lambda completions: (1 / (len(text) - 2) for text in completions), "ZeroDivisionError: .*, where text = 'yy'"),
+    (ends_the_program, "raised SystemExit: 0 .*test_rewards.py, line"),
+    *(
+        (async_failure, "raised TimeoutError: no answer .*, line"),
+        (one_by_one, "ConnectionError: .*where text = 'zzz'"),
+    ),
+]
+
+
+@pytest.mark.parametrize("function, message", FAILURES)
+def test_a_failure_names_the_reward_and_the_completion(function, message):
     calls = []
 
     @functools.wraps(function)

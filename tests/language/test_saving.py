@@ -113,7 +113,7 @@ def test_params_of_another_architecture_are_not_saved(model, trained, tmp_path):
         "adapters of rank 3, but the architecture has lora_rank=None; use .*config.network": trained[1]["actor"],
         "^block_0/out/bias, block_1/norm: in the params or in": params | bias | {"block_1": {"norm": np.ones(16)}},
         "^norm/scale: in the params or in the architecture, but not in both": params | {"norm": {}},
-        "the params have model.embed_tokens.weight of another size": params | {"embedding": np.zeros((258, 8))},
+        "the params: model.embed_tokens.weight of another size": params | {"embedding": np.zeros((258, 8))},
         "the params have an axis of rows; choose one": jax.tree.map(lambda leaf: leaf[None], params),
     }
     for message, actor in cases.items():
