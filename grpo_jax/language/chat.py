@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_jax.errors import ConfigError
-from grpo_jax.language.folder import file_in, need
+from grpo_jax.language.folder import file_in, need, panics
 
 Messages = Sequence[Mapping[str, Any]]
 """A chat: messages with a `role`, such as "user", and a `content`."""
@@ -102,11 +102,7 @@ def _moment(date: str | None) -> datetime.datetime:
 
 
 def as_messages(chat: Any) -> list[dict[str, Any]]:
-    """The messages of a chat, as templates take them: the parts of a text are joined.
-
-    Raises:
-      ConfigError: it is no chat, or a message has no role or no text (or calls of tools in its place).
-    """
+    """The messages of a chat, as templates take them: the parts of a text are joined; else a ConfigError."""
     messages = [_as_message(each) for each in chat] if isinstance(chat, list | tuple) else []
     if not messages or None in messages:
         wrong = chat[messages.index(None)] if messages else chat
@@ -148,15 +144,10 @@ def load_chat_template(folder: Path, description: Mapping[str, Any], **options: 
       folder: of the model.
       description: the contents of tokenizer_config.json.
       options: `variables` and `date`: see `ChatTemplate`.
-
-    Raises:
-      ConfigError: it cannot be read, or is not Jinja; or there is none for these variables.
     """
     path = file_in(folder, "chat_template.jinja")
-    try:
+    with panics(f"{path} cannot be read: %s"):
         source = path.read_text(encoding="utf-8") if path.exists() else description.get("chat_template")
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
     if isinstance(source, list):  # several by name
         source = {each.get("name"): each.get("template") for each in source}.get("default")
     if source is None and (variables := options.get("variables")):
@@ -166,9 +157,8 @@ def load_chat_template(folder: Path, description: Mapping[str, Any], **options: 
 
 def special_tokens(description: Mapping[str, Any]) -> dict[str, str]:
     """The texts of the special tokens in tokenizer_config.json, by names such as "eos_token"."""
-    tokens = {name: value for name, value in description.items() if name.endswith("_token")}
-    texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in tokens.items()}
-    return {name: text for name, text in texts.items() if isinstance(text, str)}
+    found = {name: value.get("content") if isinstance(value, dict) else value for name, value in description.items()}
+    return {name: text for name, text in found.items() if name.endswith("_token") and isinstance(text, str)}
 
 
 def _to_json(value: Any, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:

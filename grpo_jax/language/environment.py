@@ -47,7 +47,7 @@ def language_environment(task: LanguageTask) -> Environment:
         state = state.append(action)
         is_end = jnp.any(action == end_tokens)
         if task.stop_strings:
-            moves, lengths = jnp.asarray(task.stops.moves), jnp.asarray(task.stops.lengths)
+            moves, lengths = map(jnp.asarray, task.stops)
             found = moves[jnp.arange(len(lengths)), state.found, action]
             state, is_end = state._replace(found=found), is_end | jnp.any(found == lengths)
         return transition(state, action, 0.0, is_end, state.length >= task.max_completion)

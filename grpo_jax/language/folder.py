@@ -35,7 +35,7 @@ def need(package: str) -> ModuleType:
 
 @contextlib.contextmanager
 def panics(message: str) -> Iterator[None]:
-    """Makes a ConfigError, with the text of the error at %s, of what `tokenizers` raises: it may be no Exception."""
+    """Makes a ConfigError, with the error at %s, of any: `tokenizers` raises some that are no Exceptions."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
@@ -45,13 +45,10 @@ def panics(message: str) -> Iterator[None]:
 
 
 def file_in(folder: str | Path, name: str) -> Path:
-    """The path of a file in a model folder, which need not exist.
+    """The path of a file in a model folder, which need not exist; ConfigError for what is not a file.
 
     A downloaded folder may come from anyone, so links may lead only to files in the folder, or, in the cache of Hugging
     Face, to the blobs beside its snapshots.
-
-    Raises:
-      ConfigError: the path leads elsewhere, or to something that is not a file.
     """
     folder = as_path(folder)
     path = folder / name
@@ -72,11 +69,7 @@ def file_in(folder: str | Path, name: str) -> Path:
 
 
 def read_fields(folder: str | Path, name: str, kinds: Mapping[str, Any]) -> dict[str, Any]:
-    """The JSON object in a file of a model folder; an empty one without the file.
-
-    Raises:
-      ConfigError: the file cannot be read, or a field is neither null nor of its type in `kinds`.
-    """
+    """The JSON object in a file of a model folder, {} without it; its fields are null or of the types in `kinds`."""
     path = file_in(folder, name)
     fields = read_object(path) if path.exists() else {}
     for field, kind in kinds.items():

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from grpo_jax.environments.tokens import PAD
 from grpo_jax.errors import ConfigError
 from grpo_jax.language.chat import as_messages
-from grpo_jax.language.tokenizer import Prompt, Tokenizer, pad_left
+from grpo_jax.language.tokenizer import Prompt, Tokenizer
 from grpo_jax.recording.files import as_path
 
 RESERVED = ("prompts", "completions", "completion_ids", "max_completion")
@@ -119,7 +120,8 @@ def encode_prompts(tokenizer: Tokenizer, prompts: Prompts | Sequence[Prompt]) ->
             raise ConfigError(f"{source}: {error}") from error
         if not rows[-1]:
             raise ConfigError(f"{source}: the prompt has no tokens; write at least one character")
-    return pad_left(rows)
+    longest = max(map(len, rows))
+    return np.array([[PAD] * (longest - len(row)) + row for row in rows], np.int32)
 
 
 def _content(row: dict[str, Any], source: str) -> Prompt:

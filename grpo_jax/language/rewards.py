@@ -22,9 +22,6 @@ from grpo_jax.language.prompts import RESERVED
 
 EXAMPLE = "def reward(prompts, completions, **fields): return [0.0 for completion in completions]"
 
-NO_NUMBERS = str, bytes, np.timedelta64, np.datetime64
-"""Scalars of NumPy among them are numbers to Python."""
-
 Payments = list[tuple[int | None, float]]
 """The rewards of a completion: up to which character, None for the whole, and the value."""
 
@@ -86,15 +83,12 @@ def overlong(completion_ids: Sequence[list], max_completion: Sequence[int], buff
 
 
 def check_rewards(rewards: Sequence[Reward], fields: Sequence[str], source: str) -> None:
-    """Checks rewards before any is called.
+    """Raises ConfigError without a reward, for two of one name, and for an argument that the prompts have no field for.
 
     Args:
-      rewards: one or more.
+      rewards: to check before any is called.
       fields: the fields of the prompts.
       source: where the prompts come from, for the error.
-
-    Raises:
-      ConfigError: there is no reward, two have one name, or one needs an argument that the prompts have no field for.
     """
     if not rewards:
         raise ConfigError(
@@ -117,16 +111,12 @@ def call_rewards(rewards: Sequence[Reward], arguments: Mapping[str, Sequence]) -
     """What each of the `K` rewards pays for each of `N` completions, None where it does not apply.
 
     A function gets copies of the arguments that it names. Those that are async run at the same time, in the event loop
-    of the process (`run_async`). Each is called once, also if it raises an error.
+    of the process (`run_async`). Each is called once, also if it raises an error, of which a RewardError is made.
 
     Args:
       rewards: one or more.
       arguments: `[N]` each: `prompts` and `completions`, texts or lists of messages as the prompts are,
         `completion_ids`, their tokens, `max_completion`, their limit, and the fields of the prompts.
-
-    Raises:
-      RewardError: a function raised an error, or returned anything but N finite numbers, Nones, or lists of numbers
-        with their positions; or no reward applies to a completion.
     """
     arguments = {name: list(values) for name, values in arguments.items()}
     texts, results = [text_of(completion) for completion in arguments["completions"]], []
@@ -150,7 +140,7 @@ def call_rewards(rewards: Sequence[Reward], arguments: Mapping[str, Sequence]) -
 
 
 def totals(payments: list[list[Payments | None]]) -> tuple[np.ndarray, np.ndarray]:
-    """The value of each reward for each completion, float32 `[N, K]`, 0 if it does not apply; whether it does, bool."""
+    """The value of each reward for each completion, float32 `[N, K]`, 0 if it does not apply, and whether it does."""
     values = [[sum(value for _, value in paid or ()) for paid in each] for each in payments]
     return np.array(values, np.float32).T, np.array([[paid is not None for paid in each] for each in payments]).T
 
@@ -166,9 +156,8 @@ def _parameters(reward: Reward) -> Mapping[str, inspect.Parameter]:
     try:
         return inspect.signature(reward.function).parameters
     except ValueError as error:
-        raise ConfigError(
-            f"the reward {reward.name!r} is {reward.function!r}, whose arguments are unknown; write {EXAMPLE}"
-        ) from error
+        about = f"the reward {reward.name!r} is {reward.function!r}"
+        raise ConfigError(f"{about}, whose arguments are unknown; write {EXAMPLE}") from error
 
 
 def _arguments(reward: Reward, arguments: Mapping[str, Sequence]) -> dict[str, list]:
@@ -201,10 +190,7 @@ async def _finished(rewards: Sequence[Reward], results: list, texts: list, unfin
 
 @contextlib.contextmanager
 def _errors_of(reward: Reward, texts: list) -> Iterator[None]:
-    """Makes a RewardError of what a reward raises, be it an exit of the program.
-
-    It names the line, and the innermost variable that held a completion, such as that of a loop.
-    """
+    """Makes a RewardError, with the line and the innermost variable that held a completion, of what a reward raises."""
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -218,12 +204,7 @@ def _errors_of(reward: Reward, texts: list) -> Iterator[None]:
 
 
 def _checked(name: str, values: Any, texts: list) -> list[Payments | None]:
-    """What the reward function of that name paid for each completion, None where it does not apply.
-
-    Raises:
-      RewardError: the values are no list with one reward for each completion. A dict, a set, a text and an array of
-        several axes can be iterated over as well, but what that gives are no rewards.
-    """
+    """What the reward function of that name paid for each completion; RewardError for anything but a reward of each."""
     problem = _no_list(values)
     values = list(values) if problem is None else []
     if problem is not None or len(values) != len(texts):
@@ -246,7 +227,7 @@ def _checked(name: str, values: Any, texts: list) -> list[Payments | None]:
 
 
 def _no_list(values: Any) -> str | None:
-    """What the values are, if they are neither a sequence, nor an array of one axis, nor None."""
+    """What the values are, if no list: a dict, a set and a text can be iterated over, but that gives no rewards."""
     shape = getattr(values, "shape", None)
     if isinstance(shape, tuple) and shape:
         if len(shape) > 1:
@@ -269,10 +250,9 @@ def _steps(pairs: Sequence[Any]) -> Payments:
 def _number(value: Any) -> float:
     """The number, or that in an array without axes; NaN for anything else, or beyond the range of float32."""
     is_number = isinstance(value, Real | Decimal) or getattr(value, "shape", None) == ()
-    if not is_number or isinstance(value, NO_NUMBERS) or value is np.ma.masked or np.iscomplexobj(value):
-        return math.nan
+    is_other = getattr(getattr(value, "dtype", None), "kind", "f") in "cmMSU" or value is np.ma.masked
     try:
-        number = float(value)
+        number = float(value) if is_number and not is_other else math.nan
     except (TypeError, ValueError, OverflowError):
         return math.nan
     return number if abs(number) <= float(np.finfo(np.float32).max) else math.nan

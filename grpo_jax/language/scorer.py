@@ -133,8 +133,9 @@ def load_scorer(
     """
     folder, published = as_path(folder), read_config(folder)
     if not is_scorer(published):
+        kinds = ", ".join(published.get("architectures") or ["a model without architectures in config.json"])
         raise ConfigError(
-            f"{folder} is no scorer but {published.get('architectures')}; name a folder in the layout of transformers' "
+            f"{folder} is no scorer but {kinds}; name a folder in the layout of transformers' "
             "AutoModelForSequenceClassification, such as LlamaForSequenceClassification"
         )
     if step_separator == "":
@@ -162,7 +163,7 @@ def _label_index(folder: Path, names: dict[str, str], num_labels: int, label: st
     labels = {str(index): names.get(str(index), "") for index in range(num_labels)}
     found = [index for index, name in labels.items() if label in (None, name)] or [label]
     if len(found) > 1 or found[0] not in labels:
-        asked = "" if label is None else f", and {label!r} is not one of them"
+        asked = "" if label is None else f", and {label!r} is not exactly one of them"
         raise ConfigError(f"the scorer {folder} has the labels {labels}{asked}; choose one by its name or its number")
     return int(found[0])
 

@@ -9,38 +9,33 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.language.tokenizer import Tokenizer
 
 
-class StopStrings:
-    """Finds strings in the text of tokens, one token at a time, wherever the tokens divide the text.
+def stop_moves(strings: Sequence[str], tokenizer: Tokenizer, num_tokens: int) -> tuple[np.ndarray, np.ndarray]:
+    """What finds strings in the text of tokens, one token at a time, wherever the tokens divide the text.
 
     For each string an automaton counts how many of its bytes the text ends with. A token moves it as all of its bytes
     do: one lookup.
 
     Args:
       strings: `S` strings, none of which is empty.
-      tokenizer: of the tokens.
+      tokenizer: a byte-level BPE, else a ConfigError: what a token adds to a text depends on the tokens before.
       num_tokens: `V`, of which a completion is made.
 
-    Attributes:
-      lengths: int `[S]`, the bytes of each string: a count that means that the text contains it.
-      moves: int32 `[S, Q, V]`, the count after each token, for each count before it. A string that was found stays so.
-
-    Raises:
-      ConfigError: the tokenizer is no byte-level BPE, so that what a token adds to a text depends on the tokens before.
+    Returns:
+      int32 `[S, Q, V]`, the count after each token, for each count before it; a string that was found stays so. And int
+      `[S]`, the bytes of each string, a count that means that the text contains it.
     """
-
-    def __init__(self, strings: Sequence[str], tokenizer: Tokenizer, num_tokens: int):
-        encoded, token_bytes = [string.encode() for string in strings], _token_bytes(tokenizer, num_tokens)
-        self.lengths = np.array([len(each) for each in encoded])
-        size = max(map(len, token_bytes))
-        letters = np.array([list(each) + [-1] * (size - len(each)) for each in token_bytes])  # [V, size]
-        self.moves = np.zeros((len(encoded), max(self.lengths) + 1, num_tokens), np.int32)
-        for string, move in zip(encoded, self.moves, strict=True):
-            before = np.arange(len(string) + 1)[:, None]
-            moves = np.array([[_count(string, count, letter) for letter in range(256)] for count in before[:, 0]])
-            counts = np.broadcast_to(before, (len(before), num_tokens))
-            for letter in letters.T:
-                counts = np.where(letter >= 0, moves[counts, letter], counts)
-            move[: len(before)] = counts
+    encoded, token_bytes = [string.encode() for string in strings], _token_bytes(tokenizer, num_tokens)
+    size, lengths = max(map(len, token_bytes)), np.array([len(each) for each in encoded])
+    letters = np.array([list(each) + [-1] * (size - len(each)) for each in token_bytes])  # [V, size]
+    all_moves = np.zeros((len(encoded), max(lengths) + 1, num_tokens), np.int32)
+    for string, move in zip(encoded, all_moves, strict=True):
+        before = np.arange(len(string) + 1)[:, None]
+        moves = np.array([[_count(string, count, letter) for letter in range(256)] for count in before[:, 0]])
+        counts = np.broadcast_to(before, (len(before), num_tokens))
+        for letter in letters.T:
+            counts = np.where(letter >= 0, moves[counts, letter], counts)
+        move[: len(before)] = counts
+    return all_moves, lengths
 
 
 def _count(string: bytes, before: int, letter: int) -> int:
@@ -66,9 +61,5 @@ def _token_bytes(tokenizer: Tokenizer, num_tokens: int) -> list[bytes]:
         )
     special = {token for token, added in tokenizer.backend.get_added_tokens_decoder().items() if added.special}
     names = [None if token in special else tokenizer.backend.id_to_token(token) for token in range(num_tokens)]
-    return [_as_bytes(name or "") for name in names]
-
-
-def _as_bytes(token: str) -> bytes:
-    """The bytes of a token's name in a byte-level BPE; a name with other letters stands for itself."""
-    return bytes(_BYTES[letter] for letter in token) if _BYTES.keys() >= {*token} else token.encode()
+    # A name with other letters stands for itself.
+    return [bytes(map(_BYTES.get, n)) if _BYTES.keys() >= {*n} else n.encode() for n in (each or "" for each in names)]

@@ -19,7 +19,7 @@ from grpo_jax.language.models import LanguageModel
 from grpo_jax.language.prompts import Prompts, encode_prompts
 from grpo_jax.language.rewards import Reward, call_rewards, check_rewards, totals
 from grpo_jax.language.scorer import Scorer
-from grpo_jax.language.stop_strings import StopStrings
+from grpo_jax.language.stop_strings import stop_moves
 from grpo_jax.language.tokenizer import Prompt
 
 
@@ -100,9 +100,7 @@ class LanguageTask:
     @functools.cached_property
     def all_prompts(self) -> Prompts:
         """The prompts to train on, then the held-out ones."""
-        if self.held_out is None:
-            return self.prompts
-        first, second = self.prompts, self.held_out
+        first, second = self.prompts, self.held_out or self.prompts.select(())
         fields = {name: [*values, *second.fields[name]] for name, values in first.fields.items()}
         return Prompts([*first.contents, *second.contents], fields, [*first.sources, *second.sources])
 
@@ -117,9 +115,9 @@ class LanguageTask:
         return self.tokens[np.asarray(prompt)]
 
     @functools.cached_property
-    def stops(self) -> StopStrings:
-        """Finds the stop strings; ConfigError if the bytes of the tokens are unknown."""
-        return StopStrings(self.stop_strings, self.model.tokenizer, self.model.num_tokens)
+    def stops(self) -> tuple[np.ndarray, np.ndarray]:
+        """What finds the stop strings: see `stop_moves`."""
+        return stop_moves(self.stop_strings, self.model.tokenizer, self.model.num_tokens)
 
     def is_cut(self, tokens: np.ndarray) -> np.ndarray:
         """Whether completions, int `[..., L]`, -1 after the end, were cut off at the limit: bool `[...]`."""
@@ -171,41 +169,30 @@ class LanguageTask:
         """The value of each reward, summed over the steps: float32 `[..., K]`; see `judge`."""
         return self.judge(prompt, tokens)[0]
 
-    def judge(self, prompt: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """As `score`, and which rewards apply, bool `[..., K]`; the value of one that does not is 0.
+    def judge(self, prompt: np.ndarray, tokens: np.ndarray, *, steps: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """The value of each reward, float32 `[..., K]`, 0 if it does not apply, and whether it does, bool.
 
         Args:
           prompt: int `[...]`: indices of prompts.
           tokens: int `[..., L]`: their completions, -1 after the end.
+          steps: give values at each token, `[..., L, K]`, instead of their sums: a step is paid by the token that
+            completes its text, and a whole completion by its last token.
 
         Raises:
           RewardError: a reward failed.
         """
-        values, judged = totals(call_rewards(self.rewards, self._reward_arguments(prompt, tokens)))
-        shape = *np.shape(prompt), len(self.rewards)
-        return values.reshape(shape), judged.reshape(shape)
-
-    def score_steps(self, prompt: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Values of the rewards at each token, float32 `[..., L, K]`, and which of them it pays, bool `[..., L, K]`.
-
-        A step is paid by the token that completes its text, and a whole completion by its last token.
-
-        Args:
-          prompt, tokens: as for `judge`, which also has the errors.
-        """
         arguments = self._reward_arguments(prompt, tokens)
-        ids, shape = arguments["completion_ids"], np.shape(tokens)
-        before = self.tokens[np.ravel(prompt)]
-        values = np.zeros((len(ids), shape[-1], len(self.rewards)), np.float32)
-        judged = np.zeros(values.shape, bool)
-        for number, payments in enumerate(call_rewards(self.rewards, arguments)):
-            for row, paid in enumerate(payments):
-                for length, value in paid or ():
-                    last = max(len(ids[row]) - 1, 0)
-                    index = last if length is None else self.model.tokenizer.token_index(ids[row], length, before[row])
-                    values[row, index, number] += value
-                    judged[row, index, number] = True
-        shape = *shape, len(self.rewards)
+        payments, shape = call_rewards(self.rewards, arguments), (*np.shape(tokens), len(self.rewards))
+        if not steps:
+            return tuple(each.reshape(*shape[:-2], shape[-1]) for each in totals(payments))
+        ids, before = arguments["completion_ids"], self.tokens[np.ravel(prompt)]
+        values, judged = np.zeros((len(ids), *shape[-2:]), np.float32), np.zeros((len(ids), *shape[-2:]), bool)
+        for number, row in np.ndindex(len(payments), len(ids)):
+            for length, value in payments[number][row] or ():
+                last = max(len(ids[row]) - 1, 0)
+                index = last if length is None else self.model.tokenizer.token_index(ids[row], length, before[row])
+                values[row, index, number] += value
+                judged[row, index, number] = True
         return values.reshape(shape), judged.reshape(shape)
 
     def _reward_arguments(self, prompt: np.ndarray, tokens: np.ndarray) -> dict[str, Sequence]:
@@ -219,10 +206,10 @@ class LanguageTask:
         return {**given, "max_completion": [self.max_completion] * len(ids), **rows.fields}
 
     def score_in_callback(self, prompt: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """As `judge`, or with process rewards `score_steps`, for `call_host`."""
+        """As `judge`, with process rewards at each step, for `call_host`."""
         with self._lock:  # several devices may call
             self.times.begin("rewards")
-            scores = (self.score_steps if self.process_rewards else self.judge)(prompt, tokens)
+            scores = self.judge(prompt, tokens, steps=self.process_rewards)
             self.times.begin("updates")
         return scores
 

@@ -51,8 +51,7 @@ def make_tiny_model(
     architecture = Transformer(**sizes, tie_embeddings=True, **MODEL_TYPES[model_type])
     policy = make_token_policy(architecture, categorical(tokenizer.get_vocab_size()), max_steps=1)
     params = jax.jit(policy.init)(jax.random.key(seed))
-    about = {"end_token": END, "context": context, "chat_template": CHAT_TEMPLATE}
-    save_model(folder, architecture, params, tokenizer, **about)
+    save_model(folder, architecture, params, tokenizer, end_token=END, context=context, chat_template=CHAT_TEMPLATE)
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:

@@ -172,12 +172,6 @@ def load_tokenizer(
     return Tokenizer(tokenizer, ends, load_chat_template(folder, description, variables=template_variables, date=date))
 
 
-def pad_left(tokens: Sequence[Sequence[int]]) -> np.ndarray:
-    """Rows of tokens as int32 `[N, P]`, shorter ones padded with -1 on the left."""
-    longest = max(map(len, tokens))
-    return np.array([[PAD] * (longest - len(row)) + list(row) for row in tokens], np.int32)
-
-
 def _as_tokens(tokens: Iterable[int]) -> list[int]:
     """A row of tokens without `PAD`."""
     row = np.asarray(tokens if isinstance(tokens, np.ndarray) else list(tokens))

@@ -70,11 +70,7 @@ def is_scorer(published: Mapping[str, Any]) -> bool:
 
 
 def load_scorer_params(folder: str | Path) -> tuple[PyTree, jax.Array]:
-    """The weights of a scorer: of its transformer, which has no logits, and of its head, `[num_labels, width]`.
-
-    Args:
-      folder: as for `load_params`, which also has the errors.
-    """
+    """The weights of a scorer: of its transformer, which has no logits, and of its head, `[num_labels, width]`."""
     architecture, source = dataclasses.replace(load_architecture(folder), tie_embeddings=True), as_path(folder)
     tensor = _reader(source)
     head = _finite(tensor("score.weight"), "score.weight", source)
@@ -84,15 +80,10 @@ def load_scorer_params(folder: str | Path) -> tuple[PyTree, jax.Array]:
 
 
 def read_params(source: Path, architecture: Transformer, tensor: Callable[[str], Any]) -> PyTree:
-    """The parameters `{"actor": ...}` of a network.
-
-    Args:
-      source: of the weights, for errors.
-      architecture: of the network.
-      tensor: `(name) -> published tensor`, in float32.
+    """The parameters `{"actor": ...}` of a network, made of what `tensor(published name)` gives, in float32.
 
     Raises:
-      ConfigError: a weight is not finite, or not of the architecture's size.
+      ConfigError: a weight is not finite, or not of the architecture's size; `source` is where they come from.
     """
     params = {}
     tensor(f"model.layers.{architecture.num_layers - 1}.input_layernorm.weight")  # before a name for each layer is made

@@ -127,12 +127,11 @@ RENDERED = {
 }
 
 
-@pytest.mark.parametrize("case", RENDERED)
-def test_chats_are_rendered_as_transformers_does(tmp_path, case):
-    template, messages, text = RENDERED[case]
-    tokenizer = load_tokenizer(make_model(tmp_path, chat_template=template))
-    found = tokenizer._tokenizer.decode(tokenizer.encode(messages), skip_special_tokens=False)
-    assert text in found and (messages[-1]["role"] != "assistant" or found.endswith(text))
+def test_chats_are_rendered_as_transformers_does(tmp_path):
+    for case, (template, messages, text) in RENDERED.items():
+        tokenizer = load_tokenizer(make_model(tmp_path, chat_template=template))
+        found = tokenizer.backend.decode(tokenizer.encode(messages), skip_special_tokens=False)
+        assert text in found and (messages[-1]["role"] != "assistant" or found.endswith(text)), case
 
 
 WRONG_CONTENTS = None, 5, [], [{"type": "image"}], [{"type": "text", "text": None}]
@@ -144,17 +143,16 @@ WRONG_CHATS = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG_CHATS)
-def test_what_is_no_chat_is_refused_wherever_it_is_given(tmp_path, case):
-    tokenizer, prompt = load_tokenizer(make_model(tmp_path)), WRONG_CHATS[case]
-    for give in (tokenizer.encode, lambda chat: encode_prompts(tokenizer, [chat])):
-        with pytest.raises(ConfigError):
-            give(prompt)
-    if case not in ("bytes", "a call at the end"):
-        path = tmp_path / "prompts.jsonl"
-        path.write_text(json.dumps({"prompt": "a"}) + "\n" + json.dumps({"messages": prompt}))
-        with pytest.raises(ConfigError, match="prompts.jsonl, line 2"):
-            read_prompts(path)
+def test_what_is_no_chat_is_refused_wherever_it_is_given(tmp_path):
+    tokenizer, path = load_tokenizer(make_model(tmp_path)), tmp_path / "prompts.jsonl"
+    for case, prompt in WRONG_CHATS.items():
+        for give in (tokenizer.encode, lambda chat: encode_prompts(tokenizer, [chat])):
+            with pytest.raises(ConfigError):
+                give(prompt)
+        if case not in ("bytes", "a call at the end"):
+            path.write_text(json.dumps({"prompt": "a"}) + "\n" + json.dumps({"messages": prompt}))
+            with pytest.raises(ConfigError, match="prompts.jsonl, line 2"):
+                read_prompts(path)
 
 
 def test_prompts_are_encoded_whatever_they_come_from(tmp_path):
@@ -235,15 +233,14 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("case", ENDS)
-def test_a_demonstration_ends_as_the_template_ends_a_turn(tmp_path, case):
-    template, prompt, expected = ENDS[case]
-    folder = make_model(tmp_path, chat_template=template)
+def test_a_demonstration_ends_as_the_template_ends_a_turn(tmp_path):
     bell = make_tokenizer().encode("\x07").ids
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [*bell, 0]}))
-    model = load_model(folder)
-    rows = [{"prompt": prompt, "completion": "2"}]
-    completion = demonstration_tokens(make_task(model, rows), as_prompts(rows))[1][0]
-    assert completion.tolist() == make_tokenizer().encode(expected).ids
-    with pytest.raises(ConfigError, match="prompt 0: the completion is 5; write a text"):
-        demonstration_tokens(make_task(model, rows), as_prompts([{"prompt": prompt, "completion": 5}]))
+    for case, (template, prompt, expected) in ENDS.items():
+        folder = make_model(tmp_path, chat_template=template)
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [*bell, 0]}))
+        model, rows = load_model(folder), [{"prompt": prompt, "completion": "2"}]
+        completion = demonstration_tokens(make_task(model, rows), as_prompts(rows))[1][0]
+        assert completion.tolist() == make_tokenizer().encode(expected).ids, case
+        for wrong in ({"completion": 5}, {}):
+            with pytest.raises(ConfigError, match="prompt 0: the completion is (5|None); write a text"):
+                demonstration_tokens(make_task(model, rows), as_prompts([{"prompt": prompt, **wrong}]))

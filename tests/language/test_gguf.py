@@ -80,7 +80,7 @@ def test_a_file_becomes_the_folder_it_was_made_of(model_type, tmp_path):
 
 
 NOT_SUPPORTED = [
-    ({"architecture": "gemma3"}, "the architecture 'gemma3' is not supported; use a whole model of one of llama, qwen2"),
+    ({"architecture": "gemma3"}, "architecture 'gemma3' is not supported; use a whole model of one of llama, qwen2"),
     ({"scaling": "yarn"}, "scaled rotary positions are not supported"),
     ({"pre": "tekken"}, "with the pre-tokenizer 'tekken' is not supported, only 'gpt2' with one of gpt-2, smollm"),
     ({"merges": ["Z!Z b"]}, "merges do not fit its vocabulary .*; download the file again"),

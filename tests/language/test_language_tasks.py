@@ -191,7 +191,7 @@ def test_steps_are_paid_by_the_tokens_that_end_them(model):
         ids = [*model.tokenizer.encode_part(text), END]
         tokens[row, : len(ids)] = ids
     assert task.score(np.zeros(2, int), tokens).tolist() == [[1.5, 3], [1.5, 4]]
-    values, judged = task.score_steps(np.zeros(2, int), tokens)
+    values, judged = task.judge(np.zeros(2, int), tokens, steps=True)
     assert values.shape == (2, 6, 2) and values[..., 1].tolist() == [[0, 0, 0, 0, 3, 0], [0, 0, 0, 0, 4, 0]]
     assert values[..., 0].tolist() == [[0, 0, 1, 0.5, 0, 0], [0, 1, 0, 0.5, 0, 0]], "the first character has two bytes"
     assert judged.any(-1).tolist() == [[0, 0, 1, 1, 1, 0], [0, 1, 0, 1, 1, 0]]

@@ -29,37 +29,32 @@ def test_only_line_feeds_end_lines(tmp_path):
     assert read_prompts(path).contents == [text, "d"]
 
 
-@pytest.mark.parametrize("name", ["prompt", "messages"])
-def test_a_chat_is_a_list_of_messages(tmp_path, name):
-    prompts = read_prompts(write(tmp_path, {name: CHAT, "id": 7}))
-    assert prompts.contents == [CHAT] and prompts.are_chats and prompts.fields == {"id": [7]}
+def test_a_chat_is_a_list_of_messages(tmp_path):
+    for name in ("prompt", "messages"):
+        prompts = read_prompts(write(tmp_path, {name: CHAT, "id": 7}))
+        assert prompts.contents == [CHAT] and prompts.are_chats and prompts.fields == {"id": [7]}
 
 
-WRONG = {
-    "empty": ([""], "is empty; write a line such as"),
-    "not JSON": ([{"prompt": "a"}, "{prompt}"], "line 2 is not JSON: .*write an object"),
-    "too deep": (["[" * 100_000], "line 1 is not JSON"),
-    "no object": (["[1]"], "line 1 is not an object"),
-    "no prompt": ([{"prompt": "a"}, {"text": "b"}], "line 2 has neither prompt nor messages; write one of them"),
-    "two prompts": ([{"prompt": "a", "messages": CHAT}], "line 1 has both prompt and messages"),
-    "messages as text": ([{"messages": "a"}], "line 1: a prompt is a text, or a list of messages"),
-    "no messages": ([{"messages": []}], "line 1: a prompt is a text, or a list of messages"),
-    "no role": ([{"messages": [{"content": "a"}]}], "line 1: a prompt is a text, or a list of messages"),
-    "a field is missing": ([{"prompt": "a", "answer": 1}, {"prompt": "b"}], "line 2 lacks the field 'answer', unlike"),
-    "a field too many": ([{"prompt": "a"}, {"prompt": "b", "answer": 1}], "line 2 has the field 'answer', unlike .*1;"),
-    "mixed": ([{"prompt": "a"}, {"messages": CHAT}], "line 2: some prompts are texts and others messages"),
-    "reserved": ([{"prompt": "a", "completions": 1}], "line 1: the field 'completions' has the name of an argument"),
-}
+EITHER = "is no object with either prompt or messages: "
+WRONG = [
+    *(([""], "is empty; write a line such as"), ([{"prompt": "a"}, "{prompt}"], "line 2 cannot be read: .*write obj")),
+    *((["[" * 100_000], "line 1 cannot be read"), (["[1]"], f"line 1 {EITHER}")),
+    *(
+        ([{"prompt": "a"}, {"text": "b"}], f"line 2 {EITHER}"),
+        ([{"prompt": "a", "messages": CHAT}], f"line 1 {EITHER}"),
+    ),
+    *(([{"messages": each}], "line 1: a prompt is a text, or a list of mes") for each in ("a", [], [{"content": "a"}])),
+    ([{"prompt": "a", "answer": 1}, {"prompt": "b"}], "line 2 lacks the field 'answer', unlike"),
+    ([{"prompt": "a"}, {"prompt": "b", "answer": 1}], "line 2 has the field 'answer', unlike .*1;"),
+    ([{"prompt": "a"}, {"messages": CHAT}], "line 2: some prompts are texts and others messages"),
+    ([{"prompt": "a", "completions": 1}], "line 1: the field 'completions' has the name of an argument"),
+]
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_line_is_named(tmp_path, case):
-    lines, message = WRONG[case]
-    with pytest.raises(ConfigError, match=message):
-        read_prompts(write(tmp_path, *lines))
-
-
-def test_no_prompts_are_an_error(tmp_path):
+def test_a_wrong_line_is_named(tmp_path):
+    for lines, message in WRONG:
+        with pytest.raises(ConfigError, match=message):
+            read_prompts(write(tmp_path, *lines))
     with pytest.raises(ConfigError, match="there are no prompts in .*; give a list of one or more"):
         as_prompts([])
     with pytest.raises(ConfigError, match="nowhere.jsonl cannot be read"):
@@ -75,11 +70,6 @@ def test_a_share_is_held_out_by_the_hash_of_the_prompt():
     reversed_rows = prompts.select(range(99, -1, -1))
     assert set(split_held_out(reversed_rows, 0.1)[1].contents) == set(held_out.contents)
     assert [len(side.contents) for side in split_held_out(prompts.select([0, 1]), 0.01)] == [1, 1]
-
-
-@pytest.mark.parametrize(
-    "share, message", [(1.5, "is not a share of the prompts"), (0.5, "a single prompt cannot be split")]
-)
-def test_a_share_that_cannot_be_held_out(share, message):
-    with pytest.raises(ConfigError, match=message):
-        split_held_out(as_prompts([{"prompt": "a"}, {"prompt": "a"}]), share)
+    for share, message in ((1.5, "is not a share of the prompts"), (0.5, "one prompt cannot be split")):
+        with pytest.raises(ConfigError, match=message):
+            split_held_out(as_prompts([{"prompt": "a"}, {"prompt": "a"}]), share)

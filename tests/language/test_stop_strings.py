@@ -8,7 +8,7 @@ from language_models import make_model, make_task, make_tokenizer
 
 from grpo_jax.errors import ConfigError
 from grpo_jax.language import language_environment, load_model
-from grpo_jax.language.stop_strings import StopStrings
+from grpo_jax.language.stop_strings import _token_bytes, stop_moves
 from grpo_jax.language.tokenizer import Tokenizer
 
 STRINGS = "abab", "</a>", "aé", "\n\n", "aab"
@@ -30,17 +30,18 @@ def make_merging_tokenizer():
 def test_a_string_is_found_where_the_text_first_contains_it():
     """Against the text of each prefix, in 300 random completions; special tokens add nothing to it."""
     tokenizer = make_merging_tokenizer()
-    stops = StopStrings(STRINGS, tokenizer.token_bytes())
-    assert stops.lengths.tolist() == [4, 4, 3, 2, 3]
-    letters = [i for i, each in enumerate(tokenizer.token_bytes()) if set(each) <= set("abé</>\n".encode())]
+    moves, lengths = stop_moves(STRINGS, tokenizer, tokenizer.num_tokens)
+    assert lengths.tolist() == [4, 4, 3, 2, 3]
+    token_bytes = _token_bytes(tokenizer, tokenizer.num_tokens)
+    letters = [i for i, each in enumerate(token_bytes) if set(each) <= set("abé</>\n".encode())]
     rng, num_found = np.random.default_rng(0), 0
     for tokens in rng.choice(letters, size=(300, 12)):
         found = np.zeros(len(STRINGS), int)
         for end, token in enumerate(tokens, start=1):
-            found = stops.moves[np.arange(len(STRINGS)), found, token]
+            found = moves[np.arange(len(STRINGS)), found, token]
             text = tokenizer.decode(tokens[:end])
-            assert (found == stops.lengths).tolist() == [string in text for string in STRINGS], (text, end)
-        num_found += (found == stops.lengths).sum()
+            assert (found == lengths).tolist() == [string in text for string in STRINGS], (text, end)
+        num_found += (found == lengths).sum()
     assert num_found > 100
 
 
@@ -74,4 +75,4 @@ def test_wrong_strings_are_answered(tmp_path):
     tokenizer = make_tokenizer()
     tokenizer.decoder = pytest.importorskip("tokenizers").decoders.Metaspace()
     with pytest.raises(ConfigError, match="need a tokenizer of bytes"):
-        Tokenizer(tokenizer, [0]).token_bytes()
+        stop_moves(("a",), Tokenizer(tokenizer, [0]), 258)
