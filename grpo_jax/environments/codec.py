@@ -9,9 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from grpo_jax.environments.spaces import ActionSpace, Box, Discrete, MultiDiscrete
 from grpo_jax.errors import ConfigError
 from grpo_jax.observations import channels_first
 from grpo_jax.types import PyTree
@@ -65,94 +63,7 @@ def plain_codec(observation: PyTree) -> Codec:
     return Codec(jax.tree.map(lambda leaf: Leaf(leaf.shape, leaf.dtype, leaf.dtype), observation))
 
 
-def action_codec(space: Any, name: str) -> tuple[ActionSpace, Callable]:
-    """The `ActionSpace` of a space of gymnax or gymnasium, and the function from its actions to that space's.
-
-    Spaces are known by their class, or one it is derived from. The function takes arrays of JAX and of NumPy.
-
-    Raises:
-      ConfigError: for other spaces, and for a `Box` of whole numbers.
-    """
-    if isinstance(space, ActionSpace):
-        return space, lambda action: action
-    start = getattr(space, "start", 0)
-    match _kind(space):
-        case "Discrete":
-            return Discrete(int(space.n)), (lambda action: action + int(start)) if start else lambda action: action
-        case "Box" if jnp.issubdtype(space.dtype, jnp.floating):
-            low, high = (np.broadcast_to(bound, space.shape).reshape(-1) for bound in (space.low, space.high))
-            shape = Box(*(tuple(bound.astype(float).tolist()) for bound in (low, high)))
-        case "MultiDiscrete":
-            shape = MultiDiscrete(tuple(np.ravel(space.nvec).tolist()))
-        case "MultiBinary":
-            shape = MultiDiscrete((2,) * int(np.prod(space.shape)))
-        case "Tuple" if all(_kind(part) == "Discrete" for part in space.spaces):
-            parts, decoders = zip(*(action_codec(part, name) for part in space.spaces), strict=True)
-            return MultiDiscrete(tuple(part.num_actions for part in parts)), lambda action: tuple(
-                decode(each) for decode, each in zip(decoders, action, strict=True)
-            )
-        case _:
-            raise ConfigError(
-                f"actions of {name!r} in {space} are not supported; use Discrete, MultiDiscrete, MultiBinary, a Box of "
-                "real numbers or a Tuple of Discrete"
-            )
-    dtype = jax.dtypes.canonicalize_dtype(space.dtype)
-    offset = np.asarray(start, dtype) if np.any(start) else None
-
-    def decode(action):
-        action = action.reshape(tuple(space.shape)).astype(dtype)
-        return action if offset is None else action + offset
-
-    return shape, decode
-
-
-def host_actions(space: Any, name: str) -> tuple[np.ndarray, Callable]:
-    """An action in a space of gymnasium, kept in few bytes, and the function from such arrays to its actions."""
-    canonical, decode = action_codec(space, name)
-    with jax.ensure_compile_time_eval():
-        action = decode(some_action(canonical))
-    if isinstance(action, tuple):
-        raise ConfigError(f"actions of {name!r} in {space} are not supported on the host; use MultiDiscrete")
-    dtype = action.dtype
-    if not isinstance(canonical, Box):
-        least = np.asarray(getattr(space, "start", 0))
-        most = least + np.reshape(canonical.num_actions, np.shape(action)) - 1
-        dtype = np.result_type(np.min_scalar_type(least.min()), np.min_scalar_type(most.max()))
-    is_number = isinstance(canonical, Discrete)
-    return np.asarray(action, dtype), int if is_number else lambda action: action.astype(space.dtype)
-
-
-def observation_shapes(space: Any, name: str) -> PyTree:
-    """Shape and dtype of each array of an observation in a space of gymnasium; `Dict` and `Tuple` are plain ones."""
-    match _kind(space):
-        case "Dict":
-            return {key: observation_shapes(part, name) for key, part in space.spaces.items()}
-        case "Tuple":
-            return tuple(observation_shapes(part, name) for part in space.spaces)
-        case None:
-            raise ConfigError(
-                f"observations of {name!r} in {space} have no fixed shape; use Box, Discrete, MultiDiscrete, "
-                "MultiBinary, or a Dict or Tuple of them"
-            )
-    return jax.ShapeDtypeStruct(space.shape, jax.dtypes.canonicalize_dtype(space.dtype))
-
-
-def _kind(space: Any) -> str | None:
-    known = "Discrete", "Box", "MultiDiscrete", "MultiBinary", "Tuple", "Dict"
-    return next((each.__name__ for each in type(space).__mro__ if each.__name__ in known), None)
-
-
-def some_action(space: ActionSpace) -> jax.Array:
-    """An action in the space: 0, or the nearest one."""
-    match space:
-        case Box(low, high):
-            return jnp.clip(jnp.zeros(len(low)), jnp.array(low), jnp.array(high))
-        case MultiDiscrete(num_actions):
-            return jnp.zeros(len(num_actions), jnp.int32)
-    return jnp.zeros((), jnp.int32)
-
-
-def observation_codec(env: Any, defaults: Any, first: PyTree, name: str) -> PyTree:
+def observation_codec(env: Any, defaults: Any, first: PyTree, name: str, is_known: bool) -> PyTree:
     """The leaves of a codec for observations like `first`; integer scalars become one-hot.
 
     Raises:
@@ -162,8 +73,7 @@ def observation_codec(env: Any, defaults: Any, first: PyTree, name: str) -> PyTr
         raise ConfigError(f"{name!r} observes {first}; an observation must have at least one array")
     # MinAtar's and Pong's are 0 or 1: bytes need a quarter of the memory traffic. A GPU's matrix products read int8
     # without a conversion before them, but not uint8.
-    is_ours = type(env).__module__.startswith(("gymnax.", "grpo_jax."))
-    bits = jnp.int8 if is_ours and name.endswith(("-MinAtar", "Pong-misc")) else None
+    bits = jnp.int8 if is_known and name.endswith(("-MinAtar", "Pong-misc")) else None
 
     def leaf(path, x):
         if x.shape == () and jnp.issubdtype(x.dtype, jnp.integer):

@@ -1,7 +1,7 @@
 """The door for environments: all that have gymnax's interface come in here, checked in a trial on shapes."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -9,12 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax.environments.casting import as_values, cast_like, without_weak_type
-from grpo_jax.environments.codec import Codec, action_codec, observation_codec, some_action
-from grpo_jax.environments.environment import Environment, Transition, transition
-from grpo_jax.environments.interface import env_name, naming, overridden_params, stepped
+from grpo_jax.environments.codec import Codec, observation_codec
+from grpo_jax.environments.environment import Environment, transition
+from grpo_jax.environments.interface import SIX, env_name, naming, opened, overridden_params
 from grpo_jax.environments.parameters import LIMIT, cast_parameter
-from grpo_jax.environments.spaces import Discrete
+from grpo_jax.environments.spaces import Discrete, action_codec, some_action
+from grpo_jax.environments.time_limits import checked_limit
 from grpo_jax.errors import ConfigError
+from grpo_jax.types import PyTree
 
 
 def from_gymnax(env: Any, overrides: Mapping[str, Any]) -> Environment:
@@ -38,65 +40,54 @@ def from_gymnax(env: Any, overrides: Mapping[str, Any]) -> Environment:
         step are not those after a reset.
     """
     name = env_name(env)
-    defaults = overridden_params(env, overrides)
+    defaults, whole = overridden_params(env, overrides), opened(env)
+    is_known = type(env).__module__.startswith(("gymnax.", "grpo_jax."))
     max_steps = cast_parameter(getattr(defaults, LIMIT), 0, LIMIT)  # in some of gymnax's environments it is a float
     if max_steps < 1:
         raise ConfigError(f"{LIMIT}={max_steps} of {name!r} leaves no step; write env_params={{'{LIMIT}': 100}}, say")
     with naming("action_space", name):
         action_space, decode = action_codec(env.action_space(defaults), name)
-    with naming("reset_env", name):
-        first = jax.eval_shape(lambda key: _reset(env, key, defaults)[0], jax.random.key(0))
-    codec = Codec(observation_codec(env, defaults, first, name), decode)
     if hasattr(env, "action_mask") and not isinstance(action_space, Discrete):
         raise ConfigError(f"{name!r} has an action_mask, which only Discrete actions can have")
 
     def full(params):
         return dataclasses.replace(defaults, **params)
 
+    def begin(key, params):
+        with naming("reset_env", name):
+            return as_values(whole.reset(key, full(params)), SIX[:2], f"reset of {name!r}")
+
+    first = jax.eval_shape(lambda key: begin(key, {})[0], jax.random.key(0))
+    codec = Codec(observation_codec(env, defaults, first, name, is_known), decode)
+
     def encode(observation):
         return codec.encode(cast_like(observation, first, f"the observation of {name!r}"))
 
     def reset(key, params):
-        with naming("reset_env", name):
-            observation, state = _reset(env, key, full(params))
-            return jax.tree.map(without_weak_type, state), encode(observation)
+        observation, state = begin(key, params)
+        return jax.tree.map(without_weak_type, state), encode(observation)
 
     def step(key, state, action, params):
-        params = full(params)
         with naming("step_env", name):
-            moved = _step(env, key, state, decode(action), params)
-            after = cast_like(moved.state, state, f"the state of {name!r}")
-            made = transition(after, encode(moved.observation), moved.reward, moved.terminated, moved.truncated)
-            return made._replace(info=moved.info)
+            returned = as_values(whole.step(key, state, decode(action), full(params)), SIX, f"step of {name!r}")
+            observation, after, *numbers, info = returned
+            after = cast_like(after, state, f"the state of {name!r}")
+            numbers = map(_scalar, numbers, ("the reward", "terminated", "is_truncated"), (name,) * 3)
+            return transition(after, encode(observation), *numbers)._replace(info=_arrays(info, name))
 
     def optional(part):
         function = getattr(env, part, None)
         return None if function is None else lambda state, params: function(state, full(params))
 
     mask = optional("action_mask")
-    action_mask = mask and (lambda state, params: jnp.asarray(mask(state, params), bool))
-
-    def trial(params):
-        key, action = jax.eval_shape(lambda: (jax.random.key(0), some_action(action_space)))
-        state, observation = jax.eval_shape(reset, key, params)
-        jax.eval_shape(step, key, state, action, params)
-        if action_mask:
-            with naming("action_mask", name):
-                shape = jax.eval_shape(action_mask, state, params).shape
-            if shape != (action_space.num_actions,):
-                raise ConfigError(f"action_mask of {name!r} has shape {shape}; return [{action_space.num_actions}]")
-        return observation
-
-    params = _traceable(trial, defaults)
-    observation = trial(params)
-    return Environment(
+    made = Environment(
         name=name,
         reset=reset,
         step=step,
-        params=params,
-        observation=jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), observation),
+        params={},
+        observation=first,
         action_space=action_space,
-        action_mask=action_mask,
+        action_mask=mask and (lambda state, params: jnp.asarray(mask(state, params), bool)),
         max_steps=max_steps,
         limit_terminates=getattr(env, "limit_terminates", False),
         on_host=getattr(env, "on_host", False),
@@ -105,6 +96,22 @@ def from_gymnax(env: Any, overrides: Mapping[str, Any]) -> Environment:
         can_diverge=getattr(env, "can_diverge", False),
         own_codec=codec,
     )
+    params = _traceable(made, defaults)
+    made = made._replace(params=params, observation=_trial(made, params))
+    return made if is_known else checked_limit(made, whole, defaults)
+
+
+def _trial(made: Environment, params: Mapping[str, Any]) -> PyTree:
+    """Runs all parts on shapes with these parameters; shape and dtype of each array of an observation."""
+    key, action = jax.eval_shape(lambda: (jax.random.key(0), some_action(made.action_space)))
+    state, observation = jax.eval_shape(made.reset, key, params)
+    jax.eval_shape(made.step, key, state, action, params)
+    if made.action_mask:
+        with naming("action_mask", made.name):
+            shape = jax.eval_shape(made.action_mask, state, params).shape
+        if shape != (made.action_space.num_actions,):
+            raise ConfigError(f"action_mask of {made.name!r} has shape {shape}; return [{made.action_space.num_actions}]")
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), observation)
 
 
 def _scalar(value: Any, part: str, name: str) -> jax.Array:
@@ -118,24 +125,16 @@ def _scalar(value: Any, part: str, name: str) -> jax.Array:
     return array
 
 
-def _reset(env: Any, key: jax.Array, params: Any) -> tuple:
-    return as_values(env.reset_env(key, params), ("observation", "state"), f"reset_env of {env_name(env)!r}")
-
-
-def _step(env: Any, key: jax.Array, state: Any, action: Any, params: Any) -> Transition:
-    """What a step gives, with scalars for reward and ends, and the arrays and numbers of its info."""
-    observation, state, *numbers, info = stepped(env, key, state, action, params)
-    names = "the reward", "terminated", "is_truncated"
-    numbers = [_scalar(number, part, env_name(env)) for number, part in zip(numbers, names, strict=True)]
+def _arrays(info: Any, name: str) -> dict[str, Any]:
+    """The arrays and numbers of an info."""
     if not isinstance(info, Mapping | None):
-        raise ConfigError(f"the info of {env_name(env)!r} is {type(info).__name__}; return a dict, which may be empty")
+        raise ConfigError(f"the info of {name!r} is {type(info).__name__}; return a dict, which may be empty")
     kinds = jax.Array | np.ndarray | np.generic | bool | int | float  # `vmap` would refuse others
-    info = {entry: value for entry, value in (info or {}).items() if isinstance(value, kinds)}
-    return Transition(state, observation, *numbers, info=info)
+    return {entry: value for entry, value in (info or {}).items() if isinstance(value, kinds)}
 
 
-def _traceable(trial: Callable, defaults: Any) -> dict[str, np.ndarray]:
-    """The numeric fields for which `trial(params)` accepts traced values, with their default values."""
+def _traceable(made: Environment, defaults: Any) -> dict[str, np.ndarray]:
+    """The numeric fields for which the trial accepts traced values, with their default values."""
     values = {
         field.name: getattr(defaults, field.name)
         for field in dataclasses.fields(defaults)
@@ -150,7 +149,7 @@ def _traceable(trial: Callable, defaults: Any) -> dict[str, np.ndarray]:
 
     def can_trace(params):
         try:
-            trial(params)
+            _trial(made, params)
         except ConfigError as error:
             if isinstance(error.__cause__, TypeError | IndexError):  # of JAX, where a Python value is required
                 return False

@@ -1,7 +1,7 @@
-"""The parts of an object with gymnax's interface, looked up where they are defined.
+"""The parts of an object with gymnax's interface, and wrappers as environments that begin no new episode themselves.
 
-gymnax's wrappers forward what they do not define to the environment inside, and define `reset` and `step`, which reset
-by themselves. `opened` makes an environment of such a wrapper that does what the wrapper does.
+gymnax's wrappers forward what they do not define to the environment inside, and define `reset` and `step`; gymnax's own
+`step` resets at the end of an episode. `opened` puts an environment inside whose `step` does not.
 """
 
 import contextlib
@@ -19,7 +19,6 @@ from grpo_jax.types import PyTree
 
 _PARTS = ("default_params", "action_space", "reset_env", "step_env", "is_truncated")
 SIX = ("observation", "state", "reward", "terminated", "truncated", "info")
-_INSTEAD = {"step": "step_env", "reset": "reset_env"}
 _NOWHERE = 1000
 
 
@@ -55,65 +54,75 @@ def overridden_params(env: Any, overrides: Mapping[str, Any]) -> Any:
         )
 
 
+class Whole:
+    """An environment with gymnax's `reset` and `step`, of which `step` begins no new episode."""
+
+    def __init__(self, env: Any):
+        self._env = env
+
+    def __getattr__(self, part: str) -> Any:
+        return getattr(self._env, part)
+
+    def reset(self, key: jax.Array, params: Any = None) -> tuple:
+        """Observation and state."""
+        returned = self._env.reset_env(key, self._env.default_params if params is None else params)
+        return as_values(returned, SIX[:2], f"reset_env of {env_name(self._env)!r}")
+
+    def step(self, key: jax.Array, state: PyTree, action: Any, params: Any = None) -> tuple:
+        """The six values of gymnax's `step`."""
+        params, name = self._env.default_params if params is None else params, env_name(self._env)
+        returned = self._env.step_env(key, state, action, params)
+        observation, state, reward, ended, info = as_values(returned, (*SIX[:4], SIX[5]), f"step_env of {name!r}")
+        with naming("is_truncated", name):
+            cut = self._env.is_truncated(state, params)
+        if isinstance(info, Mapping):
+            info = {**info, "terminated": ended, "truncated": cut, "final_observation": observation}
+        return observation, state, reward, ended, cut, info
+
+
 def opened(env: Any) -> Any:
-    """The object itself, or for a wrapper of `reset` and `step` an environment that steps through it without resets.
+    """The environment with `reset` and `step` that begin no new episode: a `Whole`, or a wrapper around one.
 
     Raises:
-      ConfigError: the class overrides `step` or `reset` of an environment, which nothing calls.
+      ConfigError: the class overrides `step` or `reset` of an environment, which nothing calls; or its `step_env` goes
+        round a wrapper's `step`.
     """
     inner = _inside(env)
-    overridden = [part for part, instead in _INSTEAD.items() if _depth(env, part) < _depth(env, instead)]
-    has_parts = any(_defines(env, part) for part in _INSTEAD.values())
-    if overridden and (has_parts or (inner is None and hasattr(env, "step_env"))):
+    overridden = [part for part in ("step", "reset") if _depth(env, part) < _depth(env, f"{part}_env")]
+    if not overridden:
+        if inner and not isinstance(opened(inner[1]), Whole):
+            raise ConfigError(f"{env_name(env)} would go round {env_name(inner[1])}; define reset and step")
+        return Whole(env)
+    if inner is None or min(_depth(env, "step_env"), _depth(env, "reset_env")) < _NOWHERE:
         raise ConfigError(
             f"{type(env).__name__} overrides {overridden[0]}, which is not called, as rollouts reset environments "
-            f"themselves; override {_INSTEAD[overridden[0]]}"
+            f"themselves; override {overridden[0]}_env"
         )
-    if inner is None:
-        return env
-    environment = opened(inner[1])
-    if overridden:
-        inside = environment if _steps_whole(environment) else _derived(environment, {}, reset=_reset, step=_step)
-        parts = {"name": env_name(env), "reset_env": lambda self, key, params: self.reset(key, params)}
-        return _derived(env, {inner[0]: inside}, **parts, steps_whole=True)
-    if environment is not inner[1]:
-        raise ConfigError(f"{env_name(env)} would go round {env_name(environment)}; define reset and step")
-    return env
-
-
-def _steps_whole(env: Any) -> bool:
-    """Whether it is an opened wrapper, whose `reset` and `step` begin no new episode."""
-    return getattr(type(env), "steps_whole", False)
-
-
-def _derived(env: Any, attributes: Mapping[str, Any], **parts: Any) -> Any:
-    """A copy of the object with other attributes, and with these parts in its class."""
-    kind = type(env)
-    made = object.__new__(type(kind.__name__, (kind,), {"__module__": kind.__module__, **parts}))
-    vars(made).update(vars(env) | attributes)
+    made = object.__new__(type(env))
+    for name, value in (_attributes(env) | {inner[0]: opened(inner[1])}).items():
+        object.__setattr__(made, name, value)
     return made
 
 
-def _reset(self: Any, key: jax.Array, params: Any = None) -> tuple:
-    return self.reset_env(key, self.default_params if params is None else params)
+def _inside(env: Any) -> tuple[str, Any] | None:
+    """The attribute of a wrapper that holds an environment, and this; None if there is none."""
+    held = ((name, value) for name, value in _attributes(env).items() if not isinstance(value, type))
+    return next(((name, value) for name, value in held if all(hasattr(value, part) for part in _PARTS[2:4])), None)
 
 
-def _step(self: Any, key: jax.Array, state: PyTree, action: Any, params: Any = None) -> tuple:
-    """gymnax's `step` without the new episode."""
-    params = self.default_params if params is None else params
-    observation, *others, ended, cut, info = stepped(self, key, state, action, params)
-    added = {"terminated": ended, "truncated": cut, "final_observation": observation}
-    return observation, *others, ended, cut, {**(info or {}), **added}
+def _attributes(env: Any) -> dict[str, Any]:
+    """The attributes of an object, also those in `__slots__`."""
+    state = object.__getstate__(env)
+    parts = state if isinstance(state, tuple) else (state,)
+    return {name: value for part in parts if part for name, value in part.items()}
 
 
-def stepped(env: Any, key: jax.Array, state: PyTree, action: Any, params: Any) -> tuple:
-    """The six values of a step without a reset: observation, state, reward, terminated, truncated, info."""
-    if _steps_whole(env):
-        return as_values(env.step(key, state, action, params), SIX, f"step of {env_name(env)!r}")
-    returned, name = env.step_env(key, state, action, params), env_name(env)
-    observation, state, *ends, info = as_values(returned, (*SIX[:4], SIX[5]), f"step_env of {name!r}")
-    with naming("is_truncated", name):
-        return observation, state, *ends, env.is_truncated(state, params), info
+def _depth(env: Any, part: str) -> int:
+    """How far away it is defined: 0 by the object, 1 by its class ...; gymnax's base class does not count."""
+    own = {} if part in ("step", "reset") else getattr(env, "__dict__", {})
+    base = ("gymnax.environments.environment", "Environment")
+    where = [own, *(vars(each) for each in type(env).__mro__ if (each.__module__, each.__name__) != base)]
+    return next((depth for depth, names in enumerate(where) if part in names), _NOWHERE)
 
 
 @contextlib.contextmanager
@@ -127,31 +136,3 @@ def naming(part: str, name: str) -> Iterator[None]:
         advice = "; its arguments are traced: write jnp.where or jax.lax.cond for `if`, and jnp for numpy"
         advice = advice if isinstance(error, jax.errors.JAXTypeError) else ""
         raise ConfigError(f"{part} of {name!r}: {type(error).__name__}: {first_line(error)}{advice}") from error
-
-
-def _inside(env: Any, levels: int = 8) -> tuple[str, Any] | None:
-    """The attribute of a wrapper that holds an environment, and this; None if there is none."""
-    held = getattr(env, "__dict__", {}).items()
-    return next(((name, value) for name, value in held if _is_environment(value, levels)), None)
-
-
-def _is_environment(value: Any, levels: int) -> bool:
-    if all(_defines(value, part) for part in _INSTEAD.values()):
-        return True
-    is_wrapper = hasattr(value, "step_env") or any(_defines(value, part) for part in (*_INSTEAD, *_INSTEAD.values()))
-    return levels > 0 and is_wrapper and _inside(value, levels - 1) is not None
-
-
-def _defines(env: Any, part: str) -> bool:
-    return _depth(env, part) < _NOWHERE
-
-
-def _depth(env: Any, part: str) -> int:
-    """How far away it is defined: 0 by the object, 1 by its class ...; gymnax's base class does not count."""
-    own = {} if part in _INSTEAD else getattr(env, "__dict__", {})
-    where = [own, *(vars(each) for each in type(env).__mro__ if not _is_base(each))]
-    return next((depth for depth, names in enumerate(where) if part in names), _NOWHERE)
-
-
-def _is_base(each: type) -> bool:
-    return (each.__module__, each.__name__) == ("gymnax.environments.environment", "Environment")

@@ -10,12 +10,10 @@ import jax
 from grpo_jax.environments.door import from_gymnax
 from grpo_jax.environments.environment import Environment
 from grpo_jax.environments.gymnax_names import registered
-from grpo_jax.environments.interface import opened
 from grpo_jax.environments.lean import lean_or_same
 from grpo_jax.environments.parameters import static_parameters
 from grpo_jax.environments.suites import SUITES, from_suite
 from grpo_jax.environments.suites.physics import RigidBodies, with_model_parameters
-from grpo_jax.environments.time_limits import checked_limit
 from grpo_jax.environments.tokens import Task, token_environment
 from grpo_jax.errors import ConfigError
 from grpo_jax.importing import import_object
@@ -47,9 +45,7 @@ def _made(found: Any, params: Mapping[str, Any]) -> Environment:
         return token_environment(found, params)
     if isinstance(found, RigidBodies):
         return with_model_parameters(found, params)
-    made = from_gymnax(found, params)
-    is_known = type(found).__module__.startswith(("gymnax.", "grpo_jax."))
-    return made if is_known else checked_limit(found, made, params)
+    return from_gymnax(found, params)
 
 
 @functools.lru_cache
@@ -60,7 +56,7 @@ def _of_gymnax(name: str, params: tuple[tuple[str, Any], ...], wide: bool) -> En
 
 
 def environment_object(environment: str | Any) -> Any:
-    """An object with gymnax's interface (see `opened`), or a token task.
+    """An object with gymnax's interface, or a token task.
 
     Args:
       environment: a name in gymnax, such as "CartPole-v1"; a name in another suite, such as "brax:ant"; a path
@@ -83,7 +79,7 @@ def environment_object(environment: str | Any) -> Any:
             f"{kind.__name__} has the interface of gymnasium and runs on the host; write environment='gymnasium:"
             "CartPole-v1', say, or HostEnvironment(make) with a function that makes a new instance"
         )
-    return opened(found)
+    return found
 
 
 def _imported(path: str) -> Any:

@@ -2,21 +2,20 @@
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.interpreters import partial_eval
 
-from grpo_jax.environments.codec import some_action
 from grpo_jax.environments.environment import Environment
-from grpo_jax.environments.interface import overridden_params, stepped
 from grpo_jax.environments.parameters import LIMIT
+from grpo_jax.environments.spaces import some_action
 
 
-def checked_limit(env: Any, made: Environment, overrides: Mapping[str, Any]) -> Environment:
-    """The environment that was made of an object, with `truncates_early` where that holds.
+def checked_limit(made: Environment, whole: Any, defaults: Any) -> Environment:
+    """The environment that was made of an `opened` object and default parameters, with `truncates_early` where that holds.
 
     It holds unless the number of steps alone decides (the flags of three steps under a limit of three do not depend on
     key, actions and parameters), or nothing is ever truncated.
@@ -24,15 +23,15 @@ def checked_limit(env: Any, made: Environment, overrides: Mapping[str, Any]) -> 
     Warns, once in a process, if `terminated` depends on the time limit, as in gymnax before 1.0: nothing is then
     bootstrapped at the limit. Environments whose episodes are never longer are not meant.
     """
-    defaults, action = overridden_params(env, overrides), some_action(made.action_space)
+    action = some_action(made.action_space)
 
     def flags(limit, key, actions, params):
         """Whether each of the first steps terminates and truncates under a limit."""
         params = dataclasses.replace(defaults, **{LIMIT: limit}, **params)
-        _, state = env.reset_env(key, params)
+        _, state = whole.reset(key, params)
         ended, cut = [], []
         for action in actions:
-            _, state, _, *ends, _ = stepped(env, key, state, made.codec.decode(action), params)
+            _, state, _, *ends, _ = whole.step(key, state, made.codec.decode(action), params)
             ended.append(jnp.asarray(ends[0], bool))
             cut.append(jnp.asarray(ends[1], bool))
         return ended, cut
@@ -40,7 +39,7 @@ def checked_limit(env: Any, made: Environment, overrides: Mapping[str, Any]) -> 
     def cut(state, key, action, params):
         """Whether a step from any state truncates."""
         params = dataclasses.replace(defaults, **params)
-        return [jnp.asarray(stepped(env, key, state, made.codec.decode(action), params)[4], bool)]
+        return [jnp.asarray(whole.step(key, state, made.codec.decode(action), params)[4], bool)]
 
     may_warn = not (made.limit_terminates or made.on_host)  # the trial would call the host
     if may_warn and _terminates_at_limit(lambda *x: flags(*x, [action], {})[0][0], made.max_steps + 1):
@@ -53,7 +52,7 @@ def checked_limit(env: Any, made: Environment, overrides: Mapping[str, Any]) -> 
     key = jax.random.key(0)
     if _constants(lambda *x: flags(3, *x)[1], key, [action] * 3, made.params) == [False, False, True]:
         return made
-    state = jax.eval_shape(lambda key: env.reset_env(key, defaults)[1], key)
+    state = jax.eval_shape(lambda key: whole.reset(key, defaults)[1], key)
     return made._replace(truncates_early=_constants(cut, state, key, action, made.params) != [False])
 
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax.environments.codec import host_actions, observation_shapes
+from grpo_jax.environments.spaces import host_actions, observation_shapes
 from grpo_jax.environments.host.episodes import Episodes, Moment
 from grpo_jax.environments.parameters import TimeLimit
 from grpo_jax.errors import ConfigError

@@ -2,44 +2,36 @@
 
 import functools
 
-from grpo_jax.environments.tokens.arithmetic import addition, calculator, modular, multiplication
 from grpo_jax.environments.tokens.countdown import countdown
 from grpo_jax.environments.tokens.environment import Completion, token_environment
-from grpo_jax.environments.tokens.sequences import parity, reverse, sort
-from grpo_jax.environments.tokens.task import (
+from grpo_jax.environments.tokens.rewards import (
     ACCURACY,
-    ASK,
-    DIGITS,
-    END,
     FORMAT,
-    PAD,
     PROGRESS,
-    VOCABULARY,
-    Reward,
-    Task,
     accuracy,
-    digits,
     gated,
-    in_digits,
-    join,
     overlong,
     progress,
-    text,
     text_reward,
     well_formed,
 )
+from grpo_jax.environments.tokens.task import (
+    ASK,
+    DIGITS,
+    END,
+    PAD,
+    VOCABULARY,
+    Reward,
+    Task,
+    digits,
+    in_digits,
+    join,
+    text,
+)
+from grpo_jax.environments.tokens.tasks import addition, calculator, sort
 from grpo_jax.errors import ConfigError, nearest
 
-TASKS = {
-    "addition": addition,
-    "calculator": calculator,
-    "countdown": countdown,
-    "modular": modular,
-    "multiplication": multiplication,
-    "parity": parity,
-    "reverse": reverse,
-    "sort": sort,
-}
+TASKS = {"addition": addition, "calculator": calculator, "countdown": countdown, "sort": sort}
 """Functions from a size to a task, by the name before the size."""
 
 

@@ -1,4 +1,4 @@
-"""Rewards of completions on plain arrays, and a reward that is computed on the host."""
+"""Rewards of completions: functions (task, problem, completion) -> float, and DAPO's punishment of overlong ones."""
 
 from collections.abc import Callable
 
@@ -6,8 +6,44 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from grpo_jax.environments.tokens.task import END, PAD, Problem, Reward, Task, Tokens, text
 from grpo_jax.host_calls import call_host
 from grpo_jax.precision import at_least_float32
+
+
+def accuracy(task: Task, problem: Problem, completion: Tokens) -> jax.Array:
+    """1 for a correct completion, else 0."""
+    if task.correct is None:
+        return jnp.float32(jnp.all(completion == task.solution(problem)))
+    return jnp.float32(task.correct(problem, completion))
+
+
+def well_formed(task: Task, problem: Problem, completion: Tokens) -> jax.Array:
+    """1 for a completion in the task's format, correct or not, else 0."""
+    if task.well_formed is None:
+        return jnp.float32(jnp.any(completion == END))
+    return jnp.float32(task.well_formed(problem, completion))
+
+
+def progress(task: Task, problem: Problem, completion: Tokens) -> jax.Array:
+    """How much of the solution a partial completion has, in [0, 1]: partial credit, or a reward for each step.
+
+    By default the share of the solution's tokens that the completion has at the same position.
+    """
+    if task.progress is not None:
+        return jnp.float32(task.progress(problem, completion))
+    solution = task.solution(problem)
+    is_token = solution != PAD
+    return jnp.sum((completion == solution) & is_token) / jnp.maximum(jnp.sum(is_token), 1)
+
+
+def overlong(buffer: float) -> Callable:
+    """A reward that falls from 0 to -1 over the last `buffer` tokens: see `overlong_punishment`."""
+
+    def reward(task: Task, problem: Problem, completion: Tokens) -> jax.Array:
+        return overlong_punishment(jnp.sum(completion != PAD), max_length=task.max_length, buffer=buffer)
+
+    return reward
 
 
 def overlong_punishment(lengths: jax.Array, *, max_length: float, buffer: float) -> jax.Array:
@@ -32,53 +68,29 @@ def overlong_punishment(lengths: jax.Array, *, max_length: float, buffer: float)
     return -jnp.clip(excess / jnp.maximum(buffer, 0.5), 0.0, 1.0)
 
 
-def exact_match(completion: jax.Array, solution: jax.Array) -> jax.Array:
-    """1 where a completion equals the solution in every token, else 0.
+def gated(reward: Callable, gate: Callable) -> Callable:
+    """The product of two rewards: 0 wherever the gate is 0."""
+    return lambda task, problem, completion: gate(task, problem, completion) * reward(task, problem, completion)
 
-    Args:
-      completion: `[..., L]` integers, with the same padding after its end as the solution.
-      solution: `[..., L]`.
 
-    Returns:
-      `[...]`, float32.
+def text_reward(function: Callable[[str, str], float]) -> Callable:
+    """A reward that cannot be traced: calls `function(prompt, completion)` with two strings on the host.
+
+    The strings do not contain the end tokens, so a truncated completion looks like any other. XLA may call the function
+    more than once, or not at all if its value is not needed.
     """
-    return jnp.float32(jnp.all(completion == solution, axis=-1))
+
+    def reward(task: Task, problem: Problem, completion: Tokens) -> jax.Array:
+        def score(prompts, completions):  # [..., P] and [..., max_length]
+            rows = zip(*(np.reshape(x, (-1, np.shape(x)[-1])) for x in (prompts, completions)), strict=True)
+            texts = [(text(task, prompt), text(task, row).removesuffix(task.vocabulary[END])) for prompt, row in rows]
+            return np.array([function(*each) for each in texts], np.float32).reshape(np.shape(completions)[:-1])
+
+        return call_host(score, jax.ShapeDtypeStruct((), jnp.float32), task.prompt(problem), completion)
+
+    return reward
 
 
-def partial_credit(completion: jax.Array, solution: jax.Array) -> jax.Array:
-    """The share of the solution's tokens that a completion has at the same position.
-
-    Args:
-      completion: `[..., L]` integers, negative where there is no token.
-      solution: `[..., L]`, in the same form; without any token the result is 0.
-
-    Returns:
-      `[...]`, in [0, 1].
-    """
-    is_token = solution >= 0
-    num_correct = jnp.sum((completion == solution) & is_token, axis=-1)
-    return num_correct / jnp.maximum(jnp.sum(is_token, axis=-1), 1)
-
-
-def on_host(function: Callable[..., float], *arguments: jax.Array) -> jax.Array:
-    """Calls `function(*arguments)` on the host, for a reward that cannot be traced, such as a program's verdict.
-
-    Under `vmap` it calls the function for each row in turn. The function must depend on its arguments alone: it may be
-    called more than once, or not at all if its value is not needed.
-
-    Args:
-      function: takes NumPy arrays and returns a number.
-      arguments: arrays.
-
-    Returns:
-      Scalar, float32.
-    """
-    ranks = [jnp.ndim(argument) for argument in arguments]
-
-    def rows(*batched):
-        batched = [np.asarray(argument) for argument in batched]
-        shape = batched[0].shape[: batched[0].ndim - ranks[0]]
-        flat = [argument.reshape(-1, *argument.shape[len(shape) :]) for argument in batched]
-        return np.array([function(*row) for row in zip(*flat, strict=True)], np.float32).reshape(shape)
-
-    return call_host(rows, jax.ShapeDtypeStruct((), jnp.float32), *arguments)
+ACCURACY = Reward("accuracy", accuracy)
+FORMAT = Reward("format", well_formed, weight=0.1)
+PROGRESS = Reward("progress", progress, process=True)

@@ -1,4 +1,4 @@
-"""The definition of a token task: problems, prompts, solutions and rewards; and helpers for writing one."""
+"""The definition of a token task: problems, prompts, solutions; and helpers for writing one."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -6,8 +6,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-
-from grpo_jax.environments.tokens.rewards import exact_match, on_host, overlong_punishment, partial_credit
 
 END, ASK, DIGITS = 0, 1, 2
 """Tokens in every vocabulary: the end of a completion, the end of a prompt, and the digit 0."""
@@ -45,68 +43,6 @@ class Task(NamedTuple):
     progress: Callable | None = None  # (problem, partial completion) -> [0, 1]; None: share of the solution's tokens
     rewards: tuple[Reward, ...] = ()  # (): only `ACCURACY`
     forced_token: Callable | None = None  # (problem, completion so far) -> the task's own next token; `PAD`: none
-
-
-# --- rewards: functions (task, problem, completion) -> float ---------------------------------------------------------
-
-
-def accuracy(task: Task, problem: Problem, completion: Tokens) -> jax.Array:
-    """1 for a correct completion, else 0."""
-    if task.correct is None:
-        return exact_match(completion, task.solution(problem))
-    return jnp.float32(task.correct(problem, completion))
-
-
-def well_formed(task: Task, problem: Problem, completion: Tokens) -> jax.Array:
-    """1 for a completion in the task's format, correct or not, else 0."""
-    if task.well_formed is None:
-        return jnp.float32(jnp.any(completion == END))
-    return jnp.float32(task.well_formed(problem, completion))
-
-
-def progress(task: Task, problem: Problem, completion: Tokens) -> jax.Array:
-    """How much of the solution a partial completion has, in [0, 1]: partial credit, or a reward for each step."""
-    if task.progress is None:
-        return partial_credit(completion, task.solution(problem))
-    return jnp.float32(task.progress(problem, completion))
-
-
-def overlong(buffer: float) -> Callable:
-    """A reward that falls from 0 to -1 over the last `buffer` tokens: see `rewards.overlong_punishment`."""
-
-    def reward(task: Task, problem: Problem, completion: Tokens) -> jax.Array:
-        length = jnp.sum(completion != PAD)
-        return overlong_punishment(length, max_length=task.max_length, buffer=buffer)
-
-    return reward
-
-
-def gated(reward: Callable, gate: Callable) -> Callable:
-    """The product of two rewards: 0 wherever the gate is 0."""
-    return lambda task, problem, completion: gate(task, problem, completion) * reward(task, problem, completion)
-
-
-def text_reward(function: Callable[[str, str], float]) -> Callable:
-    """A reward that cannot be traced: calls `function(prompt, completion)` with two strings on the host.
-
-    The strings do not contain the end tokens, so a truncated completion looks like any other.
-    """
-
-    def reward(task: Task, problem: Problem, completion: Tokens) -> jax.Array:
-        def score(prompt, completion):
-            return function(text(task, prompt), text(task, completion).removesuffix(task.vocabulary[END]))
-
-        return on_host(score, task.prompt(problem), completion)
-
-    return reward
-
-
-ACCURACY = Reward("accuracy", accuracy)
-FORMAT = Reward("format", well_formed, weight=0.1)
-PROGRESS = Reward("progress", progress, process=True)
-
-
-# --- tokens ----------------------------------------------------------------------------------------------------------
 
 
 def text(task: Task, tokens: Tokens) -> str:
