@@ -109,8 +109,8 @@ def _trial(made: Environment, params: Mapping[str, Any]) -> PyTree:
     if made.action_mask:
         with naming("action_mask", made.name):
             shape = jax.eval_shape(made.action_mask, state, params).shape
-        if shape != (made.action_space.num_actions,):
-            raise ConfigError(f"action_mask of {made.name!r} has shape {shape}; return [{made.action_space.num_actions}]")
+        if shape != (num_actions := made.action_space.num_actions,):
+            raise ConfigError(f"action_mask of {made.name!r} has shape {shape}; return [{num_actions}]")
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), observation)
 
 

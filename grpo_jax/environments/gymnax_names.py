@@ -1,7 +1,6 @@
 """Environments of gymnax by name: each imports its own module only, as all of them import matplotlib and seaborn."""
 
 import ast
-import functools
 import importlib
 import importlib.util
 import pathlib
@@ -14,9 +13,7 @@ from grpo_jax.errors import ConfigError, nearest
 
 def registered(name: str) -> Any:
     """The environment that gymnax registers under a name."""
-    # Whoever registers an environment has imported all of gymnax.
-    classes = {} if "gymnax.registration" in sys.modules else _classes()
-    known = names()
+    classes, known = _classes(), names()
     if name not in known:
         raise ConfigError(
             f"unknown environment {name!r}: {nearest(name, known)} (for a custom one, write 'package.module:Name')"
@@ -29,13 +26,16 @@ def registered(name: str) -> Any:
 
 def names() -> list[str]:
     """The names that gymnax registers."""
-    classes = {} if "gymnax.registration" in sys.modules else _classes()
-    return list(classes or importlib.import_module("gymnax").registered_envs)
+    return list(_classes() or importlib.import_module("gymnax").registered_envs)
 
 
-@functools.cache
 def _classes() -> dict[str, tuple[str, str]]:
-    """The module and class of each name, read from the source of gymnax's registry; empty if it looks otherwise."""
+    """The module and class of each name, read from the source of gymnax's registry.
+
+    Empty if the source looks otherwise, and once all of gymnax is imported: only then somebody can register more.
+    """
+    if "gymnax.registration" in sys.modules:
+        return {}
     (folder,) = importlib.util.find_spec("gymnax").submodule_search_locations
     body = ast.parse(pathlib.Path(folder, "registration.py").read_text()).body
     packages = {alias.name: node.module for node in body if isinstance(node, ast.ImportFrom) for alias in node.names}

@@ -15,7 +15,7 @@ from grpo_jax.environments.spaces import some_action
 
 
 def checked_limit(made: Environment, whole: Any, defaults: Any) -> Environment:
-    """The environment that was made of an `opened` object and default parameters, with `truncates_early` where that holds.
+    """The environment made of an `opened` object and default parameters, with `truncates_early` where that holds.
 
     It holds unless the number of steps alone decides (the flags of three steps under a limit of three do not depend on
     key, actions and parameters), or nothing is ever truncated.

@@ -11,8 +11,7 @@ import pytest
 
 from grpo_jax.environments import make_environment
 from grpo_jax.environments.spaces import Discrete
-from grpo_jax.environments.suites.common import one_hot_layers
-from grpo_jax.environments.suites.grids import XLand
+from grpo_jax.environments.suites.grids import XLand, one_hot_layers
 from grpo_jax.environments.suites.jumanji import Jumanji
 from grpo_jax.environments.suites.pgx import Pgx, random_legal
 

@@ -96,7 +96,8 @@ def test_observations_of_several_arrays_keep_their_structure():
     assert first["place"].at[0] == state.mark and first["place"].at[1].dtype == bool
 
 
-def test_the_names_are_those_that_gymnax_registers():
+def test_the_names_are_those_that_gymnax_registers(monkeypatch):
+    monkeypatch.delitem(sys.modules, "gymnax.registration")
     found = {name: getattr(sys.modules[module], made) for name, (module, made) in _classes().items()}
     assert found == gymnax.registration._builtins
 

@@ -1,5 +1,141 @@
-"""Environments that run on the host in Python, such as gymnasium's."""
+"""Environments that run on the host in Python, such as gymnasium's, with the interface of gymnax.
 
-from grpo_jax.environments.host.environment import HostEnvironment, HostState
+A compiled program calls the host for every reset and step, through callbacks that must be pure: XLA may repeat, drop or
+reorder them, rollouts draw start states that no episode begins with, groups copy states, and checkpoints have arrays
+only. A simulator that keeps its state to itself allows none of this. But an episode of a seeded environment is a
+function of its seed and its actions, so these are the state here; `Episodes` finds the instance that has reached it.
+"""
 
-__all__ = ["HostEnvironment", "HostState"]
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from grpo_jax.environments.host.episodes import Episodes, Moment
+from grpo_jax.environments.parameters import TimeLimit
+from grpo_jax.environments.spaces import host_actions, observation_shapes
+from grpo_jax.errors import ConfigError, nearest
+from grpo_jax.host_calls import call_host
+from grpo_jax.types import PyTree
+
+_DIGEST = jax.ShapeDtypeStruct((2,), jnp.uint32)
+
+
+class HostState(NamedTuple):
+    """A state of an episode: all that is needed to reach it again."""
+
+    seed: jax.Array  # int32
+    actions: jax.Array  # [max_steps_in_episode, ...] all so far
+    time: jax.Array  # int32, their number
+    digest: jax.Array  # uint32 [2], identifies the state
+    ended: jax.Array  # bool: later steps change nothing
+
+
+class HostEnvironment:
+    """An environment with gymnasium's interface, in Python or C++, on the host.
+
+        Config(environment=HostEnvironment(MyEnv, max_steps=200))
+
+    `reset(seed=s)` must determine the whole episode, given the actions. A replay that differs is an error.
+
+    Args:
+      make: a function that makes a new instance, called about once for each parallel environment.
+      name: for messages and files; by default the name of `make`.
+      max_steps: the default of the parameter `max_steps_in_episode`; None: the limit in the instance's `spec`.
+      max_kept: the most instances in mid-episode. With more states than that (rows × `num_envs`) the results are the
+        same, but each step replays its episode.
+
+    Raises:
+      ConfigError: for spaces that are not supported, and for what one step shows: another interface, observations that
+        are not in their space, instances that share a simulator.
+    """
+
+    on_host = True
+
+    def __init__(
+        self, make: Callable[[], Any], *, name: str | None = None, max_steps: int | None = None, max_kept: int = 1024
+    ):
+        self.name, self._make = name or getattr(make, "__name__", type(make).__name__), make
+        if not callable(make):
+            raise ConfigError(f"HostEnvironment takes a function that makes instances, but was given {make!r}")
+        first, second = make(), make()
+        self.action_space, self.observation_space = lambda _: first.action_space, lambda _: first.observation_space
+        given = observation_shapes(first.observation_space, self.name)
+        self._leaves, self._structure = jax.tree.flatten(given)
+        self._moved = *self._leaves, jax.ShapeDtypeStruct((), jnp.float32), jax.ShapeDtypeStruct((), bool)
+        self._action, decode = host_actions(first.action_space, self.name)
+        limit = max_steps or getattr(getattr(first, "spec", None), "max_episode_steps", None)
+        self.default_params = TimeLimit(limit or 0)  # without any limit the door refuses 0, unless env_params has one
+        try:
+            self.episodes = Episodes(make, (first, second), given, decode, max_kept)
+            self.episodes.step(0, self.episodes.start(0).digest, self._action[None][:0], self._action, 1)
+        except Exception as error:
+            raise ConfigError(f"environment {self.name!r} on the host: {type(error).__name__}: {error}") from error
+
+    @property
+    def identity(self) -> tuple:
+        """What a resumed run compares; not the episodes that it keeps."""
+        return self.name, self._make, self.default_params
+
+    def reset_env(self, key: jax.Array, params: Any) -> tuple[PyTree, HostState]:
+        """As in gymnax. The seed is uniform in [0, 2^31 - 1)."""
+        seed = jax.random.randint(key, (), 0, jnp.iinfo(jnp.int32).max)
+        digest, *leaves = call_host(self._starts, (_DIGEST, *self._leaves), seed)
+        shape = (params.max_steps_in_episode, *self._action.shape)
+        state = HostState(seed, jnp.zeros(shape, self._action.dtype), jnp.int32(0), digest, jnp.bool_(False))
+        return self._structure.unflatten(leaves), state
+
+    def step_env(self, key: jax.Array, state: HostState, action: jax.Array, params: Any) -> tuple:
+        """As in gymnax. All randomness comes from the seed. After the end of an episode the host does nothing."""
+        action = jnp.asarray(action, self._action.dtype)
+        digest, *leaves, reward, terminated = call_host(self._steps, (_DIGEST, *self._moved), state, action)
+        time = state.time + 1
+        ended = state.ended | terminated | (time >= params.max_steps_in_episode)
+        after = HostState(state.seed, state.actions.at[state.time].set(action), time, digest, ended)
+        return self._structure.unflatten(leaves), after, reward, terminated, {}
+
+    def is_truncated(self, state: HostState, params: Any) -> jax.Array:
+        return state.time >= params.max_steps_in_episode
+
+    def _starts(self, seed):
+        return self._arrays(lambda seed: self.episodes.start(int(seed)), seed)
+
+    def _steps(self, state, action):
+        idle = Moment(bytes(8), [np.zeros(each.shape, each.dtype) for each in self._moved])
+
+        def step(seed, actions, time, digest, ended, action):
+            known = int(seed), digest.tobytes(), actions[:time], action, len(actions)
+            return idle if ended else self.episodes.step(*known)
+
+        return self._arrays(step, *state, action)
+
+    def _arrays(self, function, *columns):
+        """The digests and each array of the moments that a function gives for each row of these columns."""
+        shape = np.shape(columns[0])
+        rows = [np.asarray(x).reshape((-1, *np.shape(x)[len(shape) :])) for x in columns]
+        try:
+            moments = self.episodes.batch(function, list(zip(*rows, strict=True)))
+        except Exception as error:
+            raise RuntimeError(f"environment {self.name!r} on the host: {type(error).__name__}: {error}") from error
+        digests = np.frombuffer(b"".join(moment.digest for moment in moments), np.uint32)
+        stacks = map(np.stack, zip(*(moment.arrays for moment in moments), strict=True))
+        return (digests.reshape((*shape, 2)), *(stack.reshape((*shape, *stack.shape[1:])) for stack in stacks))
+
+
+class Gymnasium(HostEnvironment):
+    """An environment of gymnasium, such as "gymnasium:CartPole-v1", or "gymnasium:ale_py:ALE/Pong-v5" of a package."""
+
+    def __init__(self, name: str):
+        import gymnasium
+
+        if ":" not in name and name not in gymnasium.registry:
+            raise ConfigError(f"gymnasium has no environment {name!r}: {nearest(name, gymnasium.registry)}")
+        # gymnasium's own wrapper for the time limit would truncate before a longer max_steps_in_episode.
+        make = functools.partial(gymnasium.make, name, max_episode_steps=-1, disable_env_checker=True)
+        try:
+            super().__init__(make, name=f"gymnasium:{name}", max_steps=gymnasium.spec(name).max_episode_steps)
+        except gymnasium.error.Error as error:
+            raise ConfigError(f"gymnasium cannot make {name!r}: {error}") from error

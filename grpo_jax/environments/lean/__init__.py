@@ -1,9 +1,9 @@
-"""Steps of gymnax's environments written for vectors: the same bits from the same keys, in fewer kernels.
+"""Steps of MinAtar's games written for vectors: gymnax's bits from the same keys, in fewer kernels.
 
 gymnax moves the entities of a game one after the other, with a scatter each, and looks for a free place in a loop whose
 length depends on the state. On a GPU each scatter is a launch of its own, and such a loop waits for the host. Here all
-entities are compared at once: comparisons and sums in place of scatters (two are left, in Seaquest), ranks in place of
-sorts, no loop. `tests/environments/test_lean.py` plays both side by side, and counts these operations.
+entities are compared at once: no loops, no sorts, no scatters but two in Seaquest. `tests/environments/test_lean.py`
+plays both side by side, and counts these operations.
 
 Actions are those of the space: others, which gymnax clamps or wraps, may have other effects.
 
@@ -13,12 +13,13 @@ Actions are those of the space: others, which gymnax clamps or wraps, may have o
 import importlib
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 LEAN = {
     "Asterix-MinAtar": "asterix",
     "Breakout-MinAtar": "breakout",
-    "Catch-bsuite": "catch",
     "Freeway-MinAtar": "freeway",
-    "Pong-misc": "pong",
     "Seaquest-MinAtar": "seaquest",
     "SpaceInvaders-MinAtar": "space_invaders",
 }
@@ -30,3 +31,24 @@ def lean_or_same(env: Any, name: str) -> Any:
     if name not in LEAN:
         return env
     return importlib.import_module(f"{__name__}.{LEAN[name]}").Lean()
+
+
+# --- JAX's random numbers from fewer kernels: without arrays of keys, which are stored in between ---------------------
+
+
+def child(key: jax.Array, i: int, n: int) -> jax.Array:
+    """`jax.random.split(key, n)[i]`."""
+    return jax.random.fold_in(key, i) if _splits_by_folding(key) else jax.random.split(key, n)[i]
+
+
+def randint(key: jax.Array, shape: tuple[int, ...], n: int) -> jax.Array:
+    """`jax.random.randint(key, shape, 0, n)`."""
+    if jax.config.jax_enable_x64 or not _splits_by_folding(key):  # with 64 bits it draws others
+        return jax.random.randint(key, shape, 0, n)
+    high, low = (jax.random.bits(child(key, i, 2), shape, jnp.uint32) % n for i in range(2))
+    return ((high * (2**32 % n) + low) % n).astype(jnp.int32)
+
+
+def _splits_by_folding(key: jax.Array) -> bool:
+    """Whether JAX splits such a key by folding in numbers: by default it does."""
+    return jax.config.jax_threefry_partitionable and str(jax.random.key_impl(key)) in ("threefry2x32", "rbg")

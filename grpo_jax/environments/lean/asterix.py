@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from gymnax.environments.minatar.asterix import EnvParams, EnvState, MinAsterix, step_agent, step_timers
 
-from grpo_jax.environments.lean.draws import child, randint
+from grpo_jax.environments.lean import child, randint
 
 ROW = np.arange(10)
 SHIFTS, MASKS = np.array([0, 4, 8, 9, 10]), np.array([15, 15, 1, 1, 1])

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from gymnax.environments.minatar.breakout import EnvParams, EnvState, MinBreakout
 
-from grpo_jax.environments.lean.draws import randint
+from grpo_jax.environments.lean import randint
 
 CELL = np.arange(100).reshape(10, 10)
 WALL = ((CELL >= 10) & (CELL < 40)).astype(np.float32)

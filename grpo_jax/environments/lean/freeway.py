@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from gymnax.environments.minatar.freeway import EnvParams, EnvState, MinFreeway, step_agent
 
-from grpo_jax.environments.lean.draws import child, randint
+from grpo_jax.environments.lean import child, randint
 
 ROW = np.arange(10)
 IS_ROAD = (ROW >= 1) & (ROW <= 8)

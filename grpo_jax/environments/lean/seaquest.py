@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from gymnax.environments.minatar.seaquest import EnvParams, EnvState, MinSeaquest
 
-from grpo_jax.environments.lean.draws import child, randint
+from grpo_jax.environments.lean import child, randint
 from grpo_jax.environments.lean.swarm import NOWHERE, SLOTS, Swarm, as_words, closed_up, earlier, place_of, sums_at
 
 LISTS = {

@@ -1,6 +1,5 @@
 """Lists of moving entities for vectors: masks say which are there, and one scatter closes up several lists."""
 
-import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -109,19 +108,4 @@ def closed_up(swarms: Sequence[Swarm]) -> tuple[list[jax.Array], list[jax.Array]
 
 def sums_at(targets: jax.Array, values: jax.Array, size: int) -> jax.Array:
     """`[size]`: at each place the sum of the values with this target; those of `size` and above are left out."""
-    return jax.lax.platform_dependent(
-        targets,
-        values.astype(jnp.int32),
-        tpu=functools.partial(by_comparison, size=size),
-        default=functools.partial(by_scatter, size=size),
-    )
-
-
-def by_scatter(targets: jax.Array, values: jax.Array, size: int) -> jax.Array:
-    """One operation, for CPUs and GPUs."""
-    return jnp.zeros(size, jnp.int32).at[targets].add(values, mode="drop")
-
-
-def by_comparison(targets: jax.Array, values: jax.Array, size: int) -> jax.Array:
-    """More arithmetic, for a TPU, which scatters one value after the other. It was not measured on one."""
-    return jnp.sum(jnp.where(targets[:, None] == np.arange(size)[None], values[:, None], 0), axis=0, dtype=jnp.int32)
+    return jnp.zeros(size, jnp.int32).at[targets].add(values.astype(jnp.int32), mode="drop")

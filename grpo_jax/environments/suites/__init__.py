@@ -1,10 +1,11 @@
 """Environments named "suite:name": token tasks, and suites of other packages, each an extra."""
 
+import subprocess
 from typing import Any
 
+from grpo_jax.environments.host import Gymnasium
 from grpo_jax.environments.suites.grids import Craftax, Navix, XLand
 from grpo_jax.environments.suites.jumanji import Jumanji
-from grpo_jax.environments.suites.on_host import Gymnasium
 from grpo_jax.environments.suites.pgx import Pgx
 from grpo_jax.environments.suites.physics import Brax, Playground
 from grpo_jax.environments.tokens import make_task
@@ -32,9 +33,11 @@ def from_suite(suite: str, name: str) -> Any:
     """An object with gymnax's interface, or a token task.
 
     Raises:
-      ConfigError: if the suite is not installed or has no such environment.
+      ConfigError: if the suite is not installed, has no such environment, or cannot download what it needs.
     """
     try:
         return SUITES[suite](name)
     except ImportError as error:
         raise ConfigError(f"'{suite}:{name}' needs {suite}: {pip_install(suite)} ({error})") from error
+    except (OSError, LookupError, subprocess.CalledProcessError) as error:  # robots, levels, rulesets
+        raise ConfigError(f"'{suite}:{name}' needs data that could not be downloaded: {error}") from error

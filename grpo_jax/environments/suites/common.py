@@ -1,10 +1,8 @@
-"""What several suites share: checks of names, episodes that are counted, and encodings."""
+"""What several suites share: checks of names, and episodes that are counted."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 from flax import struct
 
 from grpo_jax.environments.parameters import TimeLimit
@@ -33,13 +31,3 @@ class Timed:
 
     def is_truncated(self, state, params):
         return state.time >= params.max_steps_in_episode
-
-
-def one_hot_layers(cells: jax.Array, sizes: Sequence[int]) -> jax.Array:
-    """Cells `[..., L]` of L integers each as int8 `[..., sum(sizes)]`: a one-hot vector for each integer, side by side.
-
-    A dense layer or a convolution on them equals one on the sum of learnt embeddings of the L integers. An integer
-    outside its range becomes zeros.
-    """
-    layers = [jax.nn.one_hot(cells[..., i], size, dtype=jnp.int8) for i, size in enumerate(sizes)]
-    return jnp.concatenate(layers, axis=-1)

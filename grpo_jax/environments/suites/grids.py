@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,21 @@ import numpy as np
 
 from grpo_jax.environments.parameters import TimeLimit
 from grpo_jax.environments.spaces import Discrete
-from grpo_jax.environments.suites.common import Timed, TimedState, check_known, one_hot_layers
+from grpo_jax.environments.suites.common import Timed, TimedState, check_known
 from grpo_jax.errors import ConfigError
 
 SIZES = 11, 6, 4
 """Numbers of the kinds of entities, of colors, and of states (of a door) or directions (of the player)."""
+
+
+def one_hot_layers(cells: jax.Array, sizes: Sequence[int]) -> jax.Array:
+    """Cells `[..., L]` of L integers each as int8 `[..., sum(sizes)]`: a one-hot vector for each integer, side by side.
+
+    A dense layer or a convolution on them equals one on the sum of learnt embeddings of the L integers. An integer
+    outside its range becomes zeros.
+    """
+    layers = [jax.nn.one_hot(cells[..., i], size, dtype=jnp.int8) for i, size in enumerate(sizes)]
+    return jnp.concatenate(layers, axis=-1)
 
 
 class Navix(Timed):
@@ -78,39 +89,30 @@ class XLand:
     Args:
       name: a port of MiniGrid, such as "MiniGrid-DoorKey-5x5"; or a world and a benchmark, such as
         "XLand-MiniGrid-R1-9x9/trivial-21k", of which each reset draws a ruleset.
-      rulesets: instead of a benchmark's name: one ruleset, `xminigrid.types.RuleSet`, or a `Benchmark` of them.
     """
 
-    def __init__(self, name: str, rulesets: Any = None):
+    def __init__(self, name: str):
         import xminigrid
         from xminigrid.core.constants import NUM_COLORS, NUM_TILES
         from xminigrid.types import TimeStep
 
         world, _, benchmark = name.partition("/")
         check_known("xland", world, xminigrid.registered_environments())
-        if benchmark:
-            rulesets = _load(benchmark)
-        is_xland = world.startswith("XLand")
-        if is_xland and rulesets is None:
+        if world.startswith("XLand") != bool(benchmark):
             raise ConfigError(
-                f"'xland:{name}' has no goal, but a benchmark has goals and rules; write 'xland:{world}/trivial-21k', "
-                f"or another of {', '.join(xminigrid.registered_benchmarks())}"
+                f"'xland:{name}': a world named XLand has no goal without a benchmark, and others have one; write "
+                "'xland:XLand-MiniGrid-R1-9x9/trivial-21k' or 'xland:MiniGrid-DoorKey-5x5', say"
             )
-        if not is_xland and rulesets is not None:
-            raise ConfigError(f"'xland:{world}' has a fixed goal, and no rulesets; write 'xland:{world}'")
-        self.name, self._rulesets, self._timestep = f"xland:{name}", rulesets, TimeStep
+        self.name, self._rulesets, self._timestep = f"xland:{name}", _rulesets(benchmark), TimeStep
         self.inner, self._params = xminigrid.make(world)
         self.default_params, self._sizes = TimeLimit(self._params.max_steps), (NUM_TILES, NUM_COLORS)
 
     @staticmethod
     def names() -> list[str]:
-        """The ports of MiniGrid, and every world with each benchmark that has been downloaded."""
+        """The ports of MiniGrid: each world needs a benchmark, which is downloaded."""
         import xminigrid
 
-        known = xminigrid.registered_environments()
-        downloaded = [name for name in xminigrid.registered_benchmarks() if _path(name).exists()]
-        worlds = [f"{world}/{name}" for world in known if world.startswith("XLand") for name in downloaded]
-        return [name for name in known if not name.startswith("XLand")] + worlds
+        return [name for name in xminigrid.registered_environments() if not name.startswith("XLand")]
 
     def action_space(self, params):
         return Discrete(self.inner.num_actions(self._params))
@@ -119,9 +121,7 @@ class XLand:
         settings = self._params
         if self._rulesets is not None:
             key, key_ruleset = jax.random.split(key)
-            ruleset = self._rulesets
-            ruleset = ruleset.sample_ruleset(key_ruleset) if hasattr(ruleset, "sample_ruleset") else ruleset
-            settings = dataclasses.replace(settings, ruleset=ruleset)
+            settings = dataclasses.replace(settings, ruleset=self._rulesets.sample_ruleset(key_ruleset))
         timestep = self.inner.reset(settings, key)
         return one_hot_layers(timestep.observation, self._sizes), timestep.state
 
@@ -143,24 +143,20 @@ class XLand:
         return np.asarray(self.inner.render(self._params, timestep), np.uint8)
 
 
-def _path(benchmark: str) -> Path:
-    """The file of a benchmark, where XLand-MiniGrid keeps it."""
+def _rulesets(benchmark: str) -> Any:
+    """The rulesets of a benchmark, which is a pickle: whoever downloads it trusts it. None without a name."""
+    if not benchmark:
+        return None
     from xminigrid import benchmarks
 
-    return Path(benchmarks.DATA_PATH) / benchmarks.NAME2HFFILENAME[benchmark]
-
-
-def _load(benchmark: str) -> Any:
-    """The rulesets of a benchmark that has been downloaded."""
-    import xminigrid
-
-    check_known("xland", benchmark, xminigrid.registered_benchmarks())
-    if not _path(benchmark).exists():
+    check_known("xland", benchmark, benchmarks.NAME2HFFILENAME)
+    path = Path(benchmarks.DATA_PATH) / benchmarks.NAME2HFFILENAME[benchmark]
+    if not path.exists():
         raise ConfigError(
-            f"the benchmark {benchmark!r} has not been downloaded to {_path(benchmark)}; to download it, write "
+            f"the benchmark {benchmark!r} has not been downloaded to {path}; to download it, write "
             f"python -c \"import xminigrid; xminigrid.load_benchmark('{benchmark}')\""
         )
-    return xminigrid.load_benchmark(benchmark)
+    return benchmarks.load_benchmark(benchmark)
 
 
 class Craftax:

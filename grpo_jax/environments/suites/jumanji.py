@@ -48,11 +48,7 @@ class Jumanji(Timed):
         from jumanji import specs
 
         check_known("jumanji", name, jumanji.registered_environments())
-        try:
-            inner = jumanji.make(name)
-        except (OSError, LookupError) as error:  # Sokoban's levels
-            raise ConfigError(f"'jumanji:{name}' needs data that could not be downloaded: {error}") from error
-        self.name = f"jumanji:{name}"
+        self.name, inner = f"jumanji:{name}", jumanji.make(name)
         if inner.reward_spec.shape:
             raise ConfigError(
                 f"{self.name!r} rewards {inner.reward_spec.shape[0]} agents separately, but an environment has one "

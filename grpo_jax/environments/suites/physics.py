@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import subprocess
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -82,17 +81,12 @@ class Brax(RigidBodies):
             from brax import envs
 
             check_known("brax", name, envs._envs)
-            if name == "swimmer":
-                raise ConfigError(
-                    "'brax:swimmer' cannot be stepped: brax passes arguments to jax.numpy.clip that JAX 0.10 removed; "
-                    "use another task, such as 'playground:SwimmerSwimmer6'"
-                )
             super().__init__(envs.get_environment(name), 1000)
         self.name = f"brax:{name}"
 
     @staticmethod
     def names() -> list[str]:
-        """All tasks of brax; its `swimmer` cannot be stepped under JAX 0.10 and later."""
+        """All tasks of brax."""
         from brax import envs
 
         return sorted(envs._envs)
@@ -129,14 +123,7 @@ class Playground(RigidBodies):
 
             check_known("playground", name, registry.ALL_ENVS)
             config = registry.get_default_config(name)
-            try:
-                inner = registry.load(name, config_overrides={"impl": "jax"} if "impl" in config else None)
-            except (OSError, subprocess.CalledProcessError) as error:
-                raise ConfigError(
-                    f"'playground:{name}' needs the robots of mujoco_menagerie, which could not be cloned from GitHub "
-                    f"({error}); clone github.com/google-deepmind/mujoco_menagerie into external_deps of the package "
-                    "mujoco_playground, or use a task of the control suite, such as 'playground:CartpoleBalance'"
-                ) from error
+            inner = registry.load(name, config_overrides={"impl": "jax"} if "impl" in config else None)
         self.num_repeats = config.action_repeat
         super().__init__(inner, -(-config.episode_length // self.num_repeats))
         self.name = f"playground:{name}"

@@ -5,8 +5,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from grpo_jax.environments.tokens.tasks import MINUS, PLUS, SIGNS, TIMES
 from grpo_jax.environments.tokens.task import DIGITS, END, PAD, VOCABULARY, Task, Tokens, digits, join
+from grpo_jax.environments.tokens.tasks import MINUS, PLUS, SIGNS, TIMES
 from grpo_jax.errors import ConfigError
 
 COLON = TIMES + 1

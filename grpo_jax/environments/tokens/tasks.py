@@ -28,12 +28,17 @@ def addition(num_digits: int = 2) -> Task:
     width = num_digits + 1
     if width > 9:
         raise ConfigError(f"addition-{num_digits} has answers of {width} digits, but 32 bits hold 9; use fewer digits")
+
+    def prompt(problem):
+        a, b = (digits(number, num_digits) for number in problem)
+        return join(2 * num_digits + 1, a, PLUS, b)
+
     return Task(
         name=f"addition-{num_digits}",
         vocabulary=VOCABULARY + SIGNS,
         max_length=width + 1,
         draw=lambda key: jax.random.randint(key, 2, 0, 10**num_digits),
-        prompt=lambda problem: join(2 * num_digits + 1, digits(problem[0], num_digits), PLUS, digits(problem[1], num_digits)),
+        prompt=prompt,
         solution=lambda problem: join(width + 1, digits(jnp.sum(problem), width), END),
         well_formed=in_digits,
     )
