@@ -3,7 +3,6 @@
 from grpo_jax.recording.folder_lock import StopSignal
 from grpo_jax.recording.metrics_file import read_metrics
 from grpo_jax.recording.metrics_logger import MetricsLogger
-from grpo_jax.recording.policy_loading import load
 from grpo_jax.recording.recorder import recorded_run
 from grpo_jax.recording.run_folder import Recording
 from grpo_jax.recording.statistics import (
@@ -17,7 +16,7 @@ from grpo_jax.recording.statistics import (
     steps_to_reach,
 )
 from grpo_jax.recording.trackers import TensorBoard, Tracker, WeightsAndBiases
-from grpo_jax.recording.trained_policy import TrainedPolicy
+from grpo_jax.recording.trained_policy import TrainedPolicy, load
 from grpo_jax.recording.training_warnings import TrainingWarnings
 from grpo_jax.runs.run_spec import RunSpec
 from grpo_jax.runs.settings import Setting, Settings, settings_of

@@ -17,7 +17,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from grpo_jax.errors import ConfigError, first_line
-from grpo_jax.recording.files import FORMAT, OLD_FORMAT, Arrays, plain
+from grpo_jax.recording.files import FORMAT, Arrays, plain
 from grpo_jax.recording.identity import check_same
 from grpo_jax.runs.evaluations import no_evaluations
 from grpo_jax.runs.processes import from_process_zero, is_process_zero, whole_array
@@ -57,8 +57,7 @@ class Checkpoints:
         weights of LoRA. Checkpoints hold these arrays only once they have changed.
 
     Raises:
-      ConfigError: the path of the directory has a character that orbax takes for a pattern, or holds checkpoints of an
-        older format.
+      ConfigError: the path of the directory has a character that orbax takes for a pattern.
     """
 
     def __init__(
@@ -218,30 +217,28 @@ class Checkpoints:
         return run, arrays
 
 
-def check_same_run(directory: Path, description: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The notes of the newest checkpoint, which has to be of a run with this description; None if there is none.
+def check_same_run(directory: Path, description: Mapping[str, Any]) -> dict[str, Any]:
+    """The notes of the newest checkpoint, which has to be of a run with this description; empty if there is none.
 
     Raises:
-      ConfigError: the checkpoint is of another run, with the first field that differs, or of an older format.
+      ConfigError: the checkpoint is of another run, with the first field that differs.
     """
-    if not Path(directory).exists():
-        return None
+    if not directory.exists():
+        return {}
     with contextlib.closing(_manager(directory)) as manager:
         for step in sorted(manager.all_steps(), reverse=True):
-            try:
+            with contextlib.suppress(Exception):  # it is damaged, as `restore` will report
                 run = _read_run(manager, step)
-            except ConfigError:
-                raise
-            except Exception:  # it is damaged, as `restore` will report
-                continue
-            if unknown := check_same(run["description"], plain(description)):
-                _log.warning(
-                    "Whether %s is what the run was started with cannot be told: its type shows nothing, or it has no "
-                    "source; make sure of it.",
-                    ", ".join(unknown),
-                )
-            return run["notes"]
-    return None
+                break
+        else:
+            return {}
+    if unknown := check_same(run["description"], plain(description)):
+        _log.warning(
+            "Whether %s is what the run was started with cannot be told: its type shows nothing, or it has no "
+            "source; make sure of it.",
+            ", ".join(unknown),
+        )
+    return run["notes"]
 
 
 class _OneByOne(ocp.type_handlers.NumpyHandler):
@@ -276,12 +273,10 @@ def _sealed(run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_run(manager: ocp.CheckpointManager, step: int) -> dict[str, Any]:
-    """All but the arrays; ConfigError if it is of an older format, other errors if it is damaged."""
+    """All but the arrays; an error if it is damaged, or of another format."""
     sealed = manager.restore(step, args=ocp.args.Composite(run=ocp.args.JsonRestore())).run
-    if "description" in sealed:
-        raise ConfigError(f"{manager.directory} {OLD_FORMAT}")
     if sealed["format"] != FORMAT or zlib.crc32(sealed["text"].encode()) != sealed["checksum"]:
-        raise ValueError("what is written beside the arrays has changed")
+        raise ValueError(f"what is written beside the arrays has changed, or is not of format {FORMAT}")
     return json.loads(sealed["text"])
 
 

@@ -18,10 +18,8 @@ import numpy as np
 
 from grpo_jax.errors import ConfigError, first_line, nearest
 
-FORMAT = 2
+FORMAT = 3
 """The format of a run's folder; readers refuse others."""
-
-OLD_FORMAT = "is of format 1, which commit b55cab6d of grpo-jax reads; use that one, or train again in another folder"
 
 INFINITIES = ("inf", "-inf")
 """What stands in JSON for the infinities, which it lacks."""

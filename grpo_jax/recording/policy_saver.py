@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from grpo_jax.errors import ConfigError, nearest
-from grpo_jax.importing import import_path
 from grpo_jax.recording.config_file import config_fields
-from grpo_jax.recording.files import OLD_FORMAT, Arrays, plain, read_archive, read_as, write_archive
+from grpo_jax.recording.files import Arrays, plain, read_archive, read_as, write_archive
 from grpo_jax.recording.folder_lock import SUMMARY_FILE
 from grpo_jax.recording.metrics_file import VALUES, as_setting
 from grpo_jax.recording.run_folder import digest
@@ -32,8 +31,7 @@ NUM_EPISODES = 100
 
 KINDS = {
     **{"environment": str, "values": VALUES, "num_rows": int, "config": dict[str, Any], "run": str},
-    **{"not_in_config": list[str], "hyperparams": str | None, "env_params": dict[str, Any] | None},
-    "versions": dict[str, str],
+    **{"not_in_config": list[str], "env_params": dict[str, Any] | None, "versions": dict[str, str]},
 }
 """Of the fields beside the arrays."""
 
@@ -48,7 +46,6 @@ def write_policies(directory: Path, spec: RunSpec, arrays: Mapping[str, Arrays])
         "num_rows": len(spec.keys),
         "config": config,
         "not_in_config": missing,
-        "hyperparams": import_path(type(spec.hyperparams)),
         "env_params": spec.env_params,
         "run": digest(spec),
         "versions": versions(),
@@ -70,9 +67,7 @@ def find_run(folder: Path, run: str | None = None, which: str = "final") -> Path
     """
     if not folder.is_dir():
         raise ConfigError(f"there is no folder {folder}; name a run's, such as runs/mine")
-    folders = [path for path in (folder, *sorted((folder / FOLDER).glob("*"))) if path.is_dir()]
-    if old := [path for path in folders if (path / "policy.json").exists()]:
-        raise ConfigError(f"{old[0]} {OLD_FORMAT}")
+    folders = folder, *sorted((folder / FOLDER).glob("*"))
     files = [path / f"{name}.npz" for path in folders for name in ("best", "final")]
     found = {path.parent: as_setting(read_archive(path, KINDS, only_fields=True)[0]) for path in files if path.exists()}
     if not found:
@@ -119,10 +114,8 @@ class RecentReturns:
         counts = np.where(ended_later < NUM_EPISODES, counts, 0.0)
         kept = counts.any(axis=1)
         self._returns, self._counts = returns[kept], counts[kept]
-        total = self._counts.sum(axis=0)
-        self.scores = np.divide(
-            (self._returns * self._counts).sum(axis=0), total, out=np.full(total.shape, np.nan), where=total > 0
-        )
+        with np.errstate(invalid="ignore"):  # 0 / 0 is NaN
+            self.scores = (self._returns * self._counts).sum(axis=0) / self._counts.sum(axis=0)
 
 
 class PolicySaver:
@@ -167,11 +160,9 @@ class PolicySaver:
 
     def _keep(self, arrays: Arrays, rows: np.ndarray) -> None:
         """Keeps these rows of the arrays, bool `[R]`, as the best policies; all rows, if there are none before."""
-        if self._best is None:
-            self._best = arrays
-        else:
-            for path, leaf in arrays.items():
-                self._best[path][rows] = leaf[rows]
+        self._best = self._best or arrays
+        for path, leaf in arrays.items():
+            self._best[path][rows] = leaf[rows]
         self._changed = True
 
     def save(self) -> None:

@@ -113,7 +113,7 @@ def prepare_folder(directory: Path, specs: Sequence[RunSpec], *, resume: bool, s
         )
     now, changes = versions(), {}
     for spec in specs:
-        before = check_same_run(checkpoints / spec.setting.folder, describe_run(spec)) or {}
+        before = check_same_run(checkpoints / spec.setting.folder, describe_run(spec))
         changes |= {package: version for package, version in before.items() if version != now.get(package)}
     for package, version in changes.items():
         _log.warning(

@@ -1,9 +1,11 @@
-"""Trained policies, which act."""
+"""Trained policies: what acts, and how it is read from the folder of a run."""
 
 import dataclasses
 import functools
+import keyword
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -11,14 +13,19 @@ import numpy as np
 from flax import struct
 
 from grpo_jax.config import Config, kept_with
+from grpo_jax.environments import row_parameters
 from grpo_jax.environments.casting import exact_leaves
 from grpo_jax.errors import ConfigError, describe_arrays
 from grpo_jax.evaluation.actions import choose_actions
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.policies.normalization import Normalizer
+from grpo_jax.recording.config_file import FIELDS, from_json
+from grpo_jax.recording.files import Arrays, as_numbers, as_path, read_archive
+from grpo_jax.recording.metrics_file import as_setting
+from grpo_jax.recording.policy_saver import KINDS, find_run
 from grpo_jax.runs.settings import Settings, setting_columns, settings_of
 from grpo_jax.training.train import make_init
-from grpo_jax.types import PyTree, TrainState
+from grpo_jax.types import PyTree, TrainState, by_path
 
 
 @functools.partial(struct.dataclass, repr=False)
@@ -157,6 +164,104 @@ class TrainedPolicy:
                 )
         rows = {} if environment is not None else self.env_params
         return self.replace(config=config, env_params={name: rows[name] for name in rows if name not in given})
+
+
+def load(
+    folder: str | Path,
+    run: str | None = None,
+    *,
+    which: Literal["final", "best"] = "final",
+    row: int | Literal["best", "all"] = "best",
+    config: Config | None = None,
+    trust: bool = False,
+) -> TrainedPolicy:
+    """A trained policy from the folder of a run.
+
+    ```python
+    policy = grpo_jax.load("runs/mine")
+    actions = policy.act(observations)
+    ```
+
+    Args:
+      folder: of the results, such as `--out` of a command.
+      run: its name, such as "PPO on CartPole-v1" or "PPO"; needed if the folder holds several runs. Of a
+        sweep, None is the best setting.
+      which: "final", after all training, or "best", when the score was highest.
+      row: number of the seed, or of the seed × hyperparameters; "best" is the seed with the highest score, where rows
+        differ in their settings among those of the setting with the highest mean score; "all" gives all rows, as
+        `run(params=...)` takes them.
+      config: of the run, where its file cannot express it: with functions that have no import path, such as a
+        lambda, or an environment that is an object.
+      trust: import what the folder names: environments, networks and other functions that are not of this package.
+        Importing runs code, so do this only if you trust who made the folder.
+
+    Raises:
+      ConfigError: there is no such folder, run, file or row, a file is damaged or of a newer format, the parameters
+        do not fit the config, or the folder names something that is not trusted.
+    """
+    if which not in ("final", "best"):
+        raise ConfigError(f"which={which!r} is unknown; use 'final' or 'best'")
+    file = find_run(as_path(folder), run, which)
+    description, arrays = read_archive(file, KINDS)
+    num_rows, missing = description["num_rows"], description["not_in_config"]
+    if config is None and missing:
+        raise ConfigError(
+            f"{file} cannot express {', '.join(missing)}, as it is an object or a function without an import path; "
+            "give the run's config: load(folder, config=my_config)"
+        )
+    fields = {} if config is not None else from_json(file, description["config"], FIELDS, "Config", trust=trust)
+    names = tuple(name.removeprefix("hyperparams/") for name in arrays if name.startswith("hyperparams/"))
+    kind = _hyperparams_with(tuple(name for name in names if name not in Hyperparams.__dataclass_fields__))
+    try:
+        config = Config(**fields) if config is None else config
+        state = jax.eval_shape(make_init(config), jax.random.key(0), kind())
+    except Exception as error:  # of functions that the file names, too
+        raise ConfigError(f"{file}: the policy of the config cannot be made: {error}") from error
+    try:
+        env_params = {name: as_numbers(value) for name, value in (description["env_params"] or {}).items()}
+        env_params = row_parameters(config.env, env_params, num_rows)
+    except (ConfigError, TypeError, ValueError, OverflowError) as error:
+        raise ConfigError(f"{file}: env_params are damaged: {error}") from error
+    # A hyperparameter that is newer than the file has its default.
+    saved = {name: np.float32(0) for name in kind.__dataclass_fields__ if name in names}
+    like = {"params": state.params, "normalizer": state.normalizer, "hyperparams": saved}
+    trees = _as_trees(like | {"score": np.float32(0), "steps": np.int64(0)}, arrays, num_rows, file)
+    trees["hyperparams"] = kind(**trees["hyperparams"]).broadcast(num_rows)
+    rows = np.arange(num_rows)
+    policies = TrainedPolicy(as_setting(description).title, config, **trees, env_params=env_params, row=rows)
+    if row == "all":
+        return policies
+    if row == "best":
+        row = policies.settings.best_row(arrays["score"])
+    if not isinstance(row, int | np.integer) or not 0 <= row < num_rows:
+        raise ConfigError(f"row={row!r}, but {file} holds the rows 0 to {num_rows - 1}; use one, 'best' or 'all'")
+    return policies[row]
+
+
+def _as_trees(like: PyTree, arrays: Arrays, num_rows: int, file: Path) -> dict[str, PyTree]:
+    """The arrays of a file in a structure, each leaf with an axis of rows; ConfigError with the first that does not."""
+    here = {path: [num_rows, *leaf.shape] for path, leaf in by_path(like).items()}
+    there = {path: list(array.shape) for path, array in arrays.items()}
+    for path in {**here, **there}:
+        if here.get(path) != there.get(path):
+            raise ConfigError(
+                f"{path} is {there.get(path, 'missing')} in {file}, but {here.get(path, 'missing')} by its num_rows "
+                "and config: it is damaged, the code has changed since, or config= belongs to another run"
+            )
+    leaves = [arrays[path] if path in ("score", "steps") else jnp.asarray(arrays[path]) for path in here]
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+@functools.cache
+def _hyperparams_with(names: tuple[str, ...]) -> type[Hyperparams]:
+    """A class of hyperparameters with fields of these names as well: those of a class of the user are numbers."""
+    if not names:
+        return Hyperparams
+    for name in names:
+        if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_") or hasattr(Hyperparams, name):
+            raise ConfigError(f"hyperparams/{name} is not a hyperparameter; the file is damaged")
+    members = {"__annotations__": dict.fromkeys(names, float), **dict.fromkeys(names, 0.0)}
+    return struct.dataclass(type("OwnHyperparams", (Hyperparams,), members))
 
 
 def _as_observation(config: Config, observation: PyTree) -> tuple[PyTree, bool]:

@@ -54,7 +54,7 @@ def mlp(**fields):
     [
         *[("num_rows", value) for value in ("two", 2.0, 3, -2)],
         *[("env_params", value) for value in ([], {"gravity": 9.8}, {"nope": [1, 2]})],
-        *[("hyperparams", 3), ("format", 1), ("format", None), ("config", []), ("name", 3), ("not_in_config", "x")],
+        *[("format", 1), ("format", None), ("config", []), ("name", 3), ("not_in_config", "x")],
         ("versions", {"jax": 3}),
     ],
     ids=repr,
@@ -88,10 +88,10 @@ def test_a_damaged_field_of_the_config_is_named_with_its_file(field, value, file
 
 
 def test_a_missing_and_an_unknown_field_are_named(file, saved):
-    edited(file, lambda fields: fields | {"nmae": "x"})
-    with pytest.raises(ConfigError, match="no field 'nmae': did you mean 'name'"):
+    edited(file, lambda fields: fields | {"num_row": 2})
+    with pytest.raises(ConfigError, match="no field 'num_row': did you mean 'num_rows'"):
         grpo_jax.load(saved)
-    edited(file, lambda fields: {name: value for name, value in fields.items() if name not in ("config", "nmae")})
+    edited(file, lambda fields: {name: value for name, value in fields.items() if name not in ("config", "num_row")})
     with pytest.raises(ConfigError, match=f"{file} is damaged: it lacks config"):
         grpo_jax.load(saved)
 
@@ -107,13 +107,8 @@ def test_json_is_compared_with_types():
 
 MODULE = """
 import pathlib
-from flax import struct
-import grpo_jax, optax
+import optax
 pathlib.Path({marker!r}).write_text("this has run")
-
-@struct.dataclass
-class Mine(grpo_jax.Hyperparams):
-    alpha: float = 0.5
 
 def optimizer(hyperparams, learning_rate):
     return optax.adam(learning_rate)
@@ -190,8 +185,7 @@ def test_variants_of_known_algorithms_need_no_trust(tmp_path):
 # --- own hyperparameters and arrays of environments ------------------------------------------------------------------
 
 
-def test_own_hyperparameters_are_kept_without_their_class(tmp_path, module):
-    """As those of a class in a script or a notebook, which has no import path, or in a module that is not trusted."""
+def test_own_hyperparameters_are_kept_without_their_class(tmp_path):
     own = struct.dataclass(type("Mine", (Hyperparams,), {"__annotations__": {"alpha": float}, "alpha": 0.5}))
     values = own(alpha=np.array([0.25, 0.75], np.float32), learning_rate=np.array([1.0, 2.0], np.float32))
     save_policies(tmp_path, CATCH, hyperparams=values)
@@ -203,14 +197,6 @@ def test_own_hyperparameters_are_kept_without_their_class(tmp_path, module):
     assert jax.eval_shape(policies[1].state, jax.random.key(0)).hyperparams.alpha.shape == ()
     again = grpo_jax.load(tmp_path, row="all", config=CATCH)
     assert jax.tree.structure(again) == jax.tree.structure(policies), "both are one class"
-    (path,) = tmp_path.glob("policies/*/final.npz")
-    edited(path, lambda fields: fields | {"hyperparams": "evil_module:Mine"})
-    assert grpo_jax.load(tmp_path).hyperparams.alpha == 0.75 and not module.exists()
-    trusted = grpo_jax.load(tmp_path, trust=True).hyperparams
-    assert type(trusted).__module__ == "evil_module" and trusted.alpha == 0.75
-    edited(path, lambda fields: fields | {"hyperparams": "evil_module:optimizer"})
-    with pytest.raises(ConfigError, match="hyperparams is 'evil_module:optimizer', but must be a class"):
-        grpo_jax.load(tmp_path, trust=True)
 
 
 @struct.dataclass

@@ -204,7 +204,7 @@ def test_a_config_that_json_cannot_express_is_asked_for(tmp_path):
         ({"run": "PPO"}, "no run 'PPO'.*run on Catch-bsuite"),
         ({"row": 2}, "row=2, .* the rows 0 to 1"),
         ({"which": "last"}, "which='last' is unknown"),
-        ({"config": dataclasses.replace(CATCH, network=MLP((5,)))}, r"Dense_0/bias is \[4\] in .*, but \[5\]"),
+        ({"config": dataclasses.replace(CATCH, network=MLP((5,)))}, r"Dense_0/bias is \[2, 4\] in .*, but \[2, 5\]"),
     ],
 )
 def test_mistakes_are_explained(saved, arguments, message):
@@ -235,12 +235,9 @@ def test_damaged_files_and_other_formats_are_refused(tmp_path):
     file.unlink()
     with pytest.raises(ConfigError, match="use which='best'"):
         grpo_jax.load(folder)
-    edited(other, lambda fields: fields | {"format": 3})
-    with pytest.raises(ConfigError, match="format 3, .* reads format 2: .* another version .*grpo-jax"):
+    edited(other, lambda fields: fields | {"format": 2})
+    with pytest.raises(ConfigError, match="format 2, .* reads format 3: .* another version .*grpo-jax"):
         grpo_jax.load(folder, which="best")
-    (folder / "policy.json").write_text('{"format": 2}')
-    with pytest.raises(ConfigError, match="is of format 1, which commit b55cab6d of grpo-jax reads"):
-        grpo_jax.load(folder)
 
 
 def test_the_best_policies_of_another_run_are_not_gone_on_with(tmp_path, caplog):
