@@ -9,6 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+NUM_RESAMPLES = 2000
+"""Times that the runs are redrawn."""
+
 
 class Curve(NamedTuple):
     """A learning curve over seeds, every field `[num_points]`."""
@@ -47,7 +50,7 @@ def bootstrap_interval(
     *,
     statistic: Callable[..., np.ndarray] = iqm,
     confidence: float = 0.95,
-    num_resamples: int = 2000,
+    num_resamples: int = NUM_RESAMPLES,
     seed: int = 0,
 ) -> tuple[float, float]:
     """Percentile interval of a statistic by stratified bootstrap: runs are redrawn within each task (section 4.1).
@@ -67,10 +70,8 @@ def bootstrap_interval(
     scores = np.asarray(scores, np.float64)
     if scores.ndim not in (1, 2) or scores.size == 0:
         raise ValueError(f"scores must be [num_runs] or [num_runs, num_tasks] and not empty, got shape {scores.shape}.")
-    if not 0 < confidence < 1 or num_resamples < 1:
-        raise ValueError(
-            f"confidence={confidence} must lie between 0 and 1, and num_resamples={num_resamples} be at least 1."
-        )
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence={confidence} must lie between 0 and 1.")
     if np.isnan(scores).any():
         return np.nan, np.nan
     scores = scores.reshape(len(scores), -1)
@@ -121,13 +122,12 @@ def learning_curve(
     counts: ArrayLike | None = None,
     *,
     num_points: int = 100,
-    total_steps: int | None = None,
 ) -> Curve:
     """The interquartile mean over seeds of the return, with its 95% interval, over environment steps.
 
-    Each seed is interpolated linearly between its own points onto one grid, which runs from the earliest point of any
-    seed to `total_steps`. Outside its own points a seed holds its first or last value. The interval redraws whole
-    seeds (2000 times), not points.
+    Each seed is interpolated linearly between its own points onto one grid, from the earliest point of any seed to the
+    last step of the one that went furthest. Outside its own points a seed holds its first or last value. The interval
+    redraws whole seeds, not points.
 
     Args:
       steps: `[num_iterations, num_seeds]`, cumulative environment steps of each seed after each iteration. Rows in
@@ -137,7 +137,6 @@ def learning_curve(
         episodes in each of `num_points` equal parts of its steps. Without them each iteration is a point, and where
         few long episodes end in one iteration and many short ones in another, both weigh the same.
       num_points: points of the grid.
-      total_steps: where the grid ends; by default the last step of the seed that went furthest.
 
     Returns:
       A `Curve`. A seed without any return is left out; where no seed has one, mean, low and high are NaN. With one
@@ -154,18 +153,16 @@ def learning_curve(
         counts = np.asarray(counts, np.float64)
         usable &= counts > 0
     seeds = np.flatnonzero(usable.any(axis=0))
-    end = total_steps or steps.max()
-    start = min(steps[usable if len(seeds) else advanced].min(), end)
-    grid = np.linspace(start, end, num_points)
+    grid = np.linspace(steps[usable if len(seeds) else advanced].min(), steps.max(), num_points)
     if len(seeds) == 0:
         return Curve(grid, *np.full((3, num_points), np.nan))
     points = [[x[usable[:, i], i] for x in (steps, returns)] for i in seeds]
     if counts is not None:
         points = [_pooled(*own, counts[usable[:, i], i], num_points) for i, own in zip(seeds, points, strict=True)]
     values = np.stack([np.interp(grid, *own) for own in points], axis=-1)
-    drawn = np.random.default_rng(0).integers(len(seeds), size=(2000, len(seeds)))
+    drawn = np.random.default_rng(0).integers(len(seeds), size=(NUM_RESAMPLES, len(seeds)))
     # One point at a time: all at once takes gigabytes with hundreds of seeds.
-    low, high = zip(*(_percentiles(iqm(at_point[drawn], axis=-1), 0.95) for at_point in values), strict=True)
+    low, high = zip(*(_percentiles(iqm(at_point[drawn], axis=-1)) for at_point in values), strict=True)
     return Curve(grid, iqm(values, axis=-1), np.array(low), np.array(high))
 
 
@@ -192,17 +189,14 @@ def steps_to_reach(steps: ArrayLike, returns: ArrayLike, threshold: float, *, wi
     return reached
 
 
-def probability_of_improvement(
-    x: ArrayLike, y: ArrayLike, *, confidence: float = 0.95, num_resamples: int = 2000, seed: int = 0
-) -> tuple[float, float, float]:
+def probability_of_improvement(x: ArrayLike, y: ArrayLike) -> tuple[float, float, float]:
     """P(X > Y) + P(X = Y) / 2 for a run X of one algorithm and a run Y of another (section 4.3).
 
     Args:
       x, y: scores of the runs of each, `[num_runs]`, perhaps of different numbers.
-      confidence, num_resamples, seed: as for `bootstrap_interval`; runs of both are redrawn.
 
     Returns:
-      `(probability, low, high)` with its bootstrap interval: 0.5 for equal scores, NaN where any score is NaN.
+      `(probability, low, high)` with its 95% bootstrap interval: 0.5 for equal scores, NaN where any score is NaN.
     """
     x, y = np.asarray(x, np.float64).reshape(-1), np.asarray(y, np.float64).reshape(-1)
     if x.size == 0 or y.size == 0:
@@ -210,22 +204,19 @@ def probability_of_improvement(
     if np.isnan(x).any() or np.isnan(y).any():
         return np.nan, np.nan, np.nan
     wins = (x[:, None] > y) + 0.5 * (x[:, None] == y)
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     # How often each run is drawn is all that a resample is: a bilinear form, with no array of all pairs of each.
-    times_x, times_y = (generator.multinomial(n, np.full(n, 1 / n), size=num_resamples) / n for n in wins.shape)
-    low, high = _percentiles(np.einsum("ri,ri->r", times_x @ wins, times_y), confidence)
+    times_x, times_y = (_shares(generator, n) for n in wins.shape)
+    low, high = _percentiles(np.einsum("ri,ri->r", times_x @ wins, times_y))
     return float(wins.mean()), float(low), float(high)
 
 
-def performance_profile(
-    scores: ArrayLike, thresholds: ArrayLike, *, confidence: float = 0.95, num_resamples: int = 2000, seed: int = 0
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The fraction of runs whose score is above each threshold, with its pointwise bootstrap interval (section 4.2).
+def performance_profile(scores: ArrayLike, thresholds: ArrayLike) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The fraction of runs whose score is above each threshold, with its pointwise 95% interval (section 4.2).
 
     Args:
       scores: `[num_runs]`.
       thresholds: `[num_points]`.
-      confidence, num_resamples, seed: as for `bootstrap_interval`.
 
     Returns:
       `(fraction, low, high)`, each `[num_points]`; a NaN score is above nothing.
@@ -234,12 +225,16 @@ def performance_profile(
     if scores.size == 0:
         raise ValueError("a performance profile needs at least one run, got none.")
     above = scores[:, None] > np.asarray(thresholds, np.float64)
-    n = len(scores)
-    times = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=num_resamples) / n
-    return above.mean(axis=0), *_percentiles(times @ above, confidence, axis=0)
+    times = _shares(np.random.default_rng(0), len(scores))
+    return above.mean(axis=0), *_percentiles(times @ above, axis=0)
 
 
-def _percentiles(statistics: np.ndarray, confidence: float, axis: int | None = None) -> np.ndarray:
+def _shares(generator: np.random.Generator, n: int) -> np.ndarray:
+    """`[NUM_RESAMPLES, n]`: the share of each of `n` runs in each resample."""
+    return generator.multinomial(n, np.full(n, 1 / n), size=NUM_RESAMPLES) / n
+
+
+def _percentiles(statistics: np.ndarray, confidence: float = 0.95, axis: int | None = None) -> np.ndarray:
     """The two ends of the central `confidence` fraction of `statistics`."""
     return np.quantile(statistics, [(1 - confidence) / 2, (1 + confidence) / 2], axis=axis)
 
@@ -248,10 +243,8 @@ def _checked(steps: ArrayLike, returns: ArrayLike) -> tuple[np.ndarray, np.ndarr
     """Both as arrays `[num_iterations, num_seeds]`, and where a seed made environment steps; or an error."""
     steps, returns = np.asarray(steps), np.asarray(returns, np.float64)
     if steps.shape != returns.shape or steps.ndim != 2 or steps.size == 0:
-        raise ValueError(
-            "steps and returns must both be [num_iterations, num_seeds] and not empty, "
-            f"got shapes {steps.shape} and {returns.shape}."
-        )
+        shapes = f"{steps.shape} and {returns.shape}"
+        raise ValueError(f"steps and returns must both be [num_iterations, num_seeds] and not empty, got {shapes}.")
     made = np.diff(steps, axis=0, prepend=0)
     if (made < 0).any():
         raise ValueError("steps must be cumulative: they fall from one iteration to the next in at least one seed.")

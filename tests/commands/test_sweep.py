@@ -13,6 +13,7 @@ from grpo_jax.algorithms import name_of
 from grpo_jax.commands import sweep, train
 from grpo_jax.commands.harness.command import join_processes, mesh_sizes
 from grpo_jax.commands.harness.study import RecordingArguments
+from grpo_jax.errors import ConfigError
 from grpo_jax.policies import MLP
 from grpo_jax.recording.checkpoint import Checkpoints
 from grpo_jax.recording.config_file import as_fields
@@ -41,9 +42,18 @@ def test_traced_and_static_axes_span_a_grid():
     assert found[0].config.env.max_steps == 9 and found[0].hyperparams.entropy_coef == 0.01
 
 
-def test_a_budget_that_is_swept_replaces_the_other_kind_of_a_file(tmp_path):
-    (tmp_path / "fields.json").write_text('{"algorithm": "auto", "num_iterations": 7}')
-    plans = make_grid(["--config", str(tmp_path / "fields.json"), "--total-steps", "1e6", "1e5"])
+def test_a_budget_of_the_flags_replaces_the_other_kind_of_a_file(tmp_path):
+    file = tmp_path / "fields.json"
+
+    def budget(fields, *flags):
+        file.write_text(json.dumps(fields))
+        hyperparams = train.parse(train.RunFlags, ["--config", str(file), *flags]).hyperparams
+        return hyperparams.total_steps, hyperparams.num_iterations
+
+    assert budget({"total_steps": 9e4}, "--num-iterations", "7") == (Hyperparams.total_steps, 7)
+    assert budget({"num_iterations": 7}, "--total-steps", "9e4") == (9e4, None)
+    assert budget({"algorithm": "auto", "num_iterations": 7}) == (Hyperparams.total_steps, 7)
+    plans = make_grid(["--config", str(file), "--total-steps", "1e6", "1e5"])
     assert [name_of(plan.config.algorithm) for plan in plans] == ["ppo", "ppo"]
     assert [plan.hyperparams.num_iterations for plan in plans] == [None, None]
     assert [plan.hyperparams.total_steps for plan in plans] == [1e6, 1e5]
@@ -168,19 +178,22 @@ def test_a_mesh_from_flags():
             mesh_sizes(sizes, "--mesh")
 
 
-def test_an_incomplete_coordinator_is_reported():
-    for flags in ("--coordinator host:1", "--num-processes 2", "--coordinator=host:1 --num-processes=2 --process-id=2"):
-        with pytest.raises(ValueError, match="is incomplete: use all three"):
-            join_processes([*flags.split(), "--learning-rate", "1e-3", "1e-2"])
-
-
-def test_no_scheduler_is_reported(monkeypatch):
+def test_a_coordinator_that_cannot_be_is_reported(monkeypatch):
     def initialize():
         raise ValueError("coordinator_address should be defined.")
 
     monkeypatch.setattr(jax.distributed, "initialize", initialize)
-    with pytest.raises(ValueError, match="--coordinator auto finds no scheduler.*use host:port"):
-        join_processes(["--coordinator", "auto"])
+    wrong = {
+        "--coordinator host:1": "is incomplete: use all three",
+        "--num-processes 2": "is incomplete: use all three",
+        "--coordinator=host:1 --num-processes=2 --process-id=2": "is incomplete: use all three",
+        "--coordinator auto": "--coordinator auto finds no scheduler.*use host:port",
+        "--coordinator host --num-processes 2 --process-id 0": "--coordinator host is no address; write host:port",
+        "--coordinator host:99999 --num-processes 2 --process-id 0": "is no address",
+    }
+    for flags, message in wrong.items():
+        with pytest.raises(ConfigError, match=message):
+            join_processes([*flags.split(), "--learning-rate", "1e-3", "1e-2"])
 
 
 # --- end to end ------------------------------------------------------------------------------------------------------

@@ -17,15 +17,13 @@ from grpo_jax.runs.result import RunResult
 from grpo_jax.runs.settings import Setting
 from grpo_jax.sweeps.runs import Run, summarise
 
+SIZES = {"num_envs": 4, "num_steps": 16, "num_minibatches": 2, "network": MLP((4,))}
+CONFIG = Config(environment="Catch-bsuite", algorithm="ppo", **SIZES)
+
 
 def test_train_writes_its_results(tmp_path, capsys):
-    sizes = {"num_envs": 4, "num_steps": 16, "num_minibatches": 2, "network": MLP((4,))}
-    arguments = train.Arguments(
-        config=Config(environment="Catch-bsuite", algorithm="ppo", **sizes),
-        hyperparams=Hyperparams(total_steps=200.0),
-        num_seeds=2,
-        out=tmp_path / "out",
-    )
+    hyperparams = Hyperparams(total_steps=200.0)
+    arguments = train.Arguments(config=CONFIG, hyperparams=hyperparams, num_seeds=2, out=tmp_path / "out")
     train.main(arguments)
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     (run,) = summary["runs"]
@@ -52,12 +50,8 @@ def test_train_writes_its_results(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_train_draws_an_episode(tmp_path):
-    sizes = {"num_envs": 4, "num_steps": 16, "num_minibatches": 2, "network": MLP((4,))}
-    config = Config(environment="Catch-bsuite", algorithm="ppo", **sizes)
-    picture = tmp_path / "episode.gif"
-    train.main(
-        train.Arguments(config=config, hyperparams=Hyperparams(total_steps=64), out=tmp_path / "out", render=picture)
-    )
+    picture, hyperparams = tmp_path / "episode.gif", Hyperparams(total_steps=64)
+    train.main(train.Arguments(config=CONFIG, hyperparams=hyperparams, out=tmp_path / "out", render=picture))
     assert picture.read_bytes().startswith(b"GIF8")
 
 
@@ -78,19 +72,6 @@ def test_tuned_settings_are_defaults_however_flags_are_written():
             merged = config(*environment, *override)
             assert dict(merged.env_params) == {"memory_length": 3, "max_steps_in_episode": 12}
     assert config("--environment", "Catch-bsuite").env.max_steps == 9
-
-
-@pytest.mark.slow
-def test_a_flag_for_one_budget_replaces_the_other(tmp_path):
-    def budget(fields, *flags):
-        file = tmp_path / "fields.json"
-        file.write_text(json.dumps(fields))
-        hyperparams = train.parse(train.RunFlags, ["--config", str(file), *flags]).hyperparams
-        return hyperparams.total_steps, hyperparams.num_iterations
-
-    assert budget({"total_steps": 9e4}, "--num-iterations", "7") == (Hyperparams.total_steps, 7)
-    assert budget({"num_iterations": 7}, "--total-steps", "9e4") == (9e4, None)
-    assert budget({"num_iterations": 7}) == (Hyperparams.total_steps, 7)
 
 
 def test_auto_is_resolved_before_the_tuned_settings(tmp_path, capsys):
@@ -118,16 +99,15 @@ def test_settings_are_by_suite_and_exceptions_by_environment(monkeypatch):
 
 
 def test_runs_are_written_as_strict_json(tmp_path):
-    config = Config(environment="Catch-bsuite", algorithm="ppo", num_envs=4, num_steps=16, num_minibatches=2)
     names = ("episode/count", "episode/return_mean", "optim/skipped_updates")
     steps = 64 * np.arange(1, 101)[:, None]
     metrics, ended_by = {name: np.ones((100, 1)) for name in names}, np.array(["max_episodes"])
     result = RunResult(None, metrics, steps, 1.0, 1.0, None, ended_by, np.ones(1))
-    run = Run(
-        Setting({"name": "ppo"}, "Catch-bsuite"), config, Hyperparams(total_steps=np.inf), result, np.ones(1), 2.0, 1.0
-    )
+    setting, hyperparams = Setting({"name": "ppo"}, "Catch-bsuite"), Hyperparams(total_steps=np.inf)
+    run = Run(setting, CONFIG, hyperparams, result, np.ones(1), 2.0, 1.0)
     write_json(tmp_path / "summary.json", summarise(run))
-    summary = (tmp_path / "summary.json").read_text()
-    assert json.loads(summary)["hyperparams"]["total_steps"] == "inf" and "Infinity" not in summary
-    assert json.loads(summary)["ended_by"] == ["max_episodes"] and json.loads(summary)["budget_used"] == [1.0]
+    text = (tmp_path / "summary.json").read_text()
+    summary = json.loads(text)
+    assert summary["hyperparams"]["total_steps"] == "inf" and "Infinity" not in text
+    assert summary["ended_by"] == ["max_episodes"] and summary["budget_used"] == [1.0]
     assert solved_after(run) == 128, "of two iterations, 2% of those made"

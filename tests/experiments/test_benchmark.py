@@ -1,15 +1,14 @@
 """The benchmark's structure on its smallest run; no time is asserted."""
 
 import json
-import subprocess
 
 import jax
 import numpy as np
 import pytest
 
 from experiments import benchmark
-from experiments.harness import cold_start, workloads
 from experiments.harness import reference_implementations as reference
+from experiments.harness import workloads
 from experiments.harness.plain_networks import make_gradients, make_networks
 from experiments.harness.reference_implementations import Size
 
@@ -59,24 +58,3 @@ def test_smallest_run(tmp_path):
         low, middle, high = (row[f"steps_per_second{end}"] for end in ("_low", "", "_high"))
         assert 0 < low <= middle <= high
         assert row["memory_bytes"] > 0
-
-
-def test_cold_starts_are_medians_of_processes_in_turns(tmp_path, monkeypatch):
-    """Each process is replaced by one that ends at once; the n-th of a kind takes n seconds."""
-    ran, out, others = [], tmp_path / "cold.json", subprocess.run
-
-    def run(command, *, env=None, **options):
-        if env is None:
-            return others(command, **options)
-        ran.append((command[3], env["JAX_COMPILATION_CACHE_DIR"]))
-        seconds = 1 + int(command[4]) + ran.count(ran[-1])
-        result = dict.fromkeys(cold_start.CARTPOLE.stages, seconds) | dict.fromkeys(cold_start.PROGRAMS, 300)
-        return subprocess.CompletedProcess(command, 0, f"{json.dumps(result)}\n", "")
-
-    monkeypatch.setattr(cold_start.subprocess, "run", run)
-    benchmark.main(benchmark.Arguments(implementations=("plain PPO", "GRPO"), cold=True, out=out))
-    assert [name for name, _ in ran] == ["plain PPO", "plain PPO", "GRPO", "GRPO"] * 5
-    assert all(folder == other for (_, folder), (_, other) in zip(ran[::2], ran[1::2], strict=True))
-    assert len({folder for _, folder in ran}) == 10, "each pair of processes begins with an empty cache"
-    rows = {(row["implementation"], row["cache"]): row["to 475"] for row in json.loads(out.read_text())["results"]}
-    assert rows["GRPO", "empty"] == 4 and rows["GRPO", "warm"] == 5

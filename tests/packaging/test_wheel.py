@@ -28,16 +28,11 @@ COMMANDS = {
     "--schedule own:half": ("The best again: grpo-jax train --config runs/sweep_"),
 }
 
-# What the folder of an export says to write.
 EXPORTED = """
-import sys
-
+import pathlib, sys
 sys.modules["grpo_jax"] = None  # importing it is an error
-import pathlib
-
 import numpy as np
 from jax import export
-
 act = export.deserialize(pathlib.Path("exported/act.jax_export").read_bytes())
 print(len(act.call(np.zeros((3, 4), np.float32))), "actions")
 """

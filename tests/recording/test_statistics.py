@@ -88,7 +88,6 @@ def test_bootstrap_interval_of_degenerate_scores():
         (np.zeros((0, 3)), {}, "not empty"),
         (np.zeros((2, 2, 2)), {}, "num_tasks"),
         ([1.0], {"confidence": 95}, "between 0 and 1"),
-        ([1.0], {"num_resamples": 0}, "at least 1"),
     ],
 )
 def test_bootstrap_interval_errors(scores, options, message):
@@ -110,9 +109,9 @@ def test_learning_curve_interpolates_each_seed_on_its_own_steps():
 def test_learning_curve_leaves_out_padding_and_iterations_without_episodes():
     steps = [[10], [20], [30], [40], [40], [40]]
     returns = [[np.nan], [2.0], [np.nan], [4.0], [99.0], [np.nan]]
-    curve = learning_curve(steps, returns, num_points=5, total_steps=60)
-    np.testing.assert_array_equal(curve.steps, [20, 30, 40, 50, 60])
-    np.testing.assert_array_equal(curve.mean, [2, 3, 4, 4, 4])
+    curve = learning_curve(steps, returns, num_points=3)
+    np.testing.assert_array_equal(curve.steps, [20, 30, 40])
+    np.testing.assert_array_equal(curve.mean, [2, 3, 4])
     np.testing.assert_array_equal(curve.low, curve.mean)
     np.testing.assert_array_equal(curve.high, curve.mean)
 
@@ -143,12 +142,6 @@ def test_learning_curve_without_returns():
     assert np.isnan([curve.mean, curve.low, curve.high]).all()
     one_silent = learning_curve(steps, [[np.nan, 1.0], [np.nan, 3.0]], num_points=3)
     np.testing.assert_array_equal(one_silent.mean, [1, 2, 3])
-
-
-def test_learning_curve_ends_at_a_budget_below_the_last_step():
-    curve = learning_curve([[10], [30]], [[0.0], [20.0]], num_points=3, total_steps=20)
-    np.testing.assert_array_equal(curve.steps, [10, 15, 20])
-    np.testing.assert_array_equal(curve.mean, [0, 5, 10])
 
 
 @pytest.mark.parametrize(
@@ -201,7 +194,7 @@ def test_probability_of_improvement_has_the_interval_of_redrawn_runs():
     generator = np.random.default_rng(0)
     x, y = generator.normal(0.7, 1, 12), generator.normal(0, 1, 9)
     redrawn = [(generator.choice(x, x.size)[:, None] > generator.choice(y, y.size)).mean() for _ in range(4000)]
-    probability, low, high = probability_of_improvement(x, y, num_resamples=4000)
+    probability, low, high = probability_of_improvement(x, y)
     assert low < probability == (x[:, None] > y).mean() < high
     np.testing.assert_allclose([low, high], np.quantile(redrawn, [0.025, 0.975]), atol=0.02)
 
