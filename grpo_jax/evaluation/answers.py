@@ -54,12 +54,11 @@ def answer(
         count = num_prompts * num_samples
         end, _ = simulator.play(environment_params, key, count, group_size=num_samples, greedy=greedy)
         problem, tokens = end.environment.problem, end.environment.tokens
-
-        def satisfied(score):
-            return (jax.vmap(functools.partial(score, task))(problem, tokens) > 0).reshape(num_prompts, num_samples)
-
+        scores = (jax.vmap(functools.partial(score, task))(problem, tokens) for score in (accuracy, well_formed))
         completions, prompts = tokens.reshape(num_prompts, num_samples, -1), jax.vmap(task.prompt)(problem)
-        return Answers(prompts[::num_samples], completions, *map(satisfied, (accuracy, well_formed)))
+        return Answers(
+            prompts[::num_samples], completions, *(each.reshape(completions.shape[:2]) > 0 for each in scores)
+        )
 
     program = kept_with(config, ("answer", num_prompts, num_samples, greedy), lambda: jax.jit(play, inline=True))
     return program(params, group_parameters(env, env_params, num_prompts, num_samples), key)

@@ -65,15 +65,15 @@ def generate(
         raise ConfigError("generate needs a policy that reads prompts: a transformer, Config(network='transformer')")
     sampling = Sampling() if sampling is None else sampling
     num_samples = as_count("num_samples", sampling.num_samples)
-    num_steps = policy.max_steps if sampling.num_steps is None else as_count("num_steps", sampling.num_steps)
+    num_steps = as_count("num_steps", policy.max_steps if sampling.num_steps is None else sampling.num_steps)
     if num_steps > policy.max_steps:
         raise ConfigError(
             f"num_steps={num_steps}, but the policy's cache holds max_steps={policy.max_steps}; use fewer, or make a "
             "policy with more by make_token_policy"
         )
-    truncation = {"top_k": sampling.top_k, "top_p": sampling.top_p, "min_p": sampling.min_p}
-    if given := {name: value for name, value in truncation.items() if value is not None}:
-        given = {"top_k": np.inf, "top_p": 1.0, "min_p": 0.0} | given
+    limits = {"top_k": np.inf, "top_p": 1.0, "min_p": 0.0}
+    if given := {name: value for name, value in sampling._asdict().items() if name in limits and value is not None}:
+        given = limits | given
     static = policy._replace(has_critic=False), num_samples, num_steps, resolve_plan(plan)
     texts = as_prompt_tokens(prompts, params), _ends(sampling.end_token, policy.distribution.num_parameters)
     return _complete(*static, params, *texts, key, sampling.temperature, given)
@@ -101,18 +101,18 @@ def _complete(policy, num_samples, num_steps, plan, params, prompts, ends, key, 
 
 def as_prompt_tokens(prompts: Any, params: PyTree) -> jax.Array:
     """The tokens of prompts, int32 `[N, P]`; ConfigError for anything else, and tokens beyond the embeddings."""
+    is_traced = isinstance(prompts, jax.core.Tracer)
     try:
-        tokens = prompts if isinstance(prompts, jax.core.Tracer) else np.asarray(prompts)
+        tokens = prompts if is_traced else np.asarray(prompts)
     except ValueError:  # rows of several lengths
         tokens = np.zeros(0)
     if tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
         raise ConfigError(f"prompts are whole numbers [N, P], -1 where there is no token, but not {prompts!r:.200}")
-    if not isinstance(tokens, jax.core.Tracer):
-        if not (tokens >= 0).any(axis=1).all():
-            raise ConfigError("a prompt has no tokens; give each at least one, such as the one that begins a text")
-        sizes = [leaf.shape[-2] for path, leaf in by_path(params).items() if path.endswith("embedding")]
-        if (largest := int(tokens.max(initial=0))) >= min([*sizes, np.inf]):
-            raise ConfigError(f"prompts have the token {largest}, but the policy {min(sizes)}; use its own tokenizer")
+    if not is_traced and not (tokens >= 0).any(axis=1).all():
+        raise ConfigError("a prompt has no tokens; give each at least one, such as the one that begins a text")
+    sizes = [leaf.shape[-2] for path, leaf in by_path(params).items() if path.endswith("embedding")]
+    if not is_traced and sizes and (largest := int(tokens.max(initial=0))) >= min(sizes):
+        raise ConfigError(f"prompts have the token {largest}, but the policy {min(sizes)}; use its own tokenizer")
     return jnp.asarray(tokens, jnp.int32)
 
 
@@ -120,10 +120,8 @@ def _ends(end_token: Any, vocab_size: int) -> jax.Array:
     """The tokens that end a completion, int `[E]`; ConfigError for others than the policy's."""
     is_traced = isinstance(end_token, jax.core.Tracer)
     ends = (end_token if is_traced else np.asarray(() if end_token is None else end_token)).reshape(-1)
-    if ends.size == 0:
-        return jnp.zeros(0, jnp.int32)
-    known = jnp.issubdtype(ends.dtype, jnp.integer)
-    if not known or not (is_traced or (0 <= ends.min() and ends.max() < vocab_size)):
+    known = ends.size == 0 or jnp.issubdtype(ends.dtype, jnp.integer)
+    if not known or not (is_traced or ((0 <= ends) & (ends < vocab_size)).all()):
         raise ConfigError(f"end_token={end_token!r} must be one of the {vocab_size} tokens, or several of them")
     return jnp.asarray(ends, jnp.int32)
 
@@ -132,8 +130,7 @@ def _continuation(vocab_size: int, max_steps: int, ends: jax.Array) -> Environme
     """An environment that continues a text, its parameter, by one token a step; all rewards are 0."""
 
     def last(text):
-        index = jnp.arange(text.shape[0])
-        return index == jnp.max(jnp.where(text >= 0, index, 0))
+        return jnp.arange(len(text)) == jnp.max(jnp.where(text >= 0, jnp.arange(len(text)), 0))
 
     def reset(key, params):
         return jnp.zeros((), jnp.int32), jnp.sum(params["text"], where=last(params["text"]))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_jax.errors import ConfigError
-from grpo_jax.language.folder import file_in, need, panics
+from grpo_jax.language.folder import as_config_error, file_in, need
 
 Messages = Sequence[Mapping[str, Any]]
 """A chat: messages with a `role`, such as "user", and a `content`."""
@@ -49,7 +49,9 @@ class ChatTemplate:
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda form: self.dates.setdefault(form, moment.strftime(form))
-        self.variables, moment = dict(variables or {}), _moment(date)
+        with as_config_error(f"date={date!r} is no date in ISO's format, such as '2026-01-31': %s"):
+            moment = datetime.datetime.fromisoformat(date) if date else datetime.datetime.now().replace(microsecond=0)
+        self.variables = dict(variables or {})
         self.date, self.dates = moment.isoformat(), {}
         # The tag {% generation %} of transformers, around the assistant's text, changes nothing in what is rendered.
         source = re.sub(r"({%[-+]?\s*)(end)?generation(\s*[-+]?%})", r"\1\2with\3", source)
@@ -92,13 +94,6 @@ class ChatTemplate:
 
 
 _CUT = "END_OF_THE_TEXT_TO_CONTINUE "  # the space shows whether the template trims messages
-
-
-def _moment(date: str | None) -> datetime.datetime:
-    try:
-        return datetime.datetime.fromisoformat(date) if date else datetime.datetime.now().replace(microsecond=0)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"date={date!r} is no date in ISO's format, such as '2026-01-31'") from error
 
 
 def as_messages(chat: Any) -> list[dict[str, Any]]:
@@ -146,7 +141,7 @@ def load_chat_template(folder: Path, description: Mapping[str, Any], **options: 
       options: `variables` and `date`: see `ChatTemplate`.
     """
     path = file_in(folder, "chat_template.jinja")
-    with panics(f"{path} cannot be read: %s"):
+    with as_config_error(f"{path} cannot be read: %s"):
         source = path.read_text(encoding="utf-8") if path.exists() else description.get("chat_template")
     if isinstance(source, list):  # several by name
         source = {each.get("name"): each.get("template") for each in source}.get("default")

@@ -69,10 +69,7 @@ def demonstration_tokens(task: LanguageTask, demonstrations: Prompts) -> tuple[n
     texts = fields.get("completion", [None] * len(contents))
     for text, source in zip(texts, sources, strict=True):
         if not isinstance(text, str):
-            raise ConfigError(
-                f"{source}: the completion is {text!r:.200}; write a text, in lines such as "
-                '{"prompt": "2 + 3 =", "completion": "5"}'
-            )
+            raise ConfigError(f"{source}: the completion is {text!r:.200}; write a text, in a field `completion`")
     pairs = zip(map(task.with_system_prompt, contents), texts, strict=True)
     rows = [_completion(task.model.tokenizer, *pair) for pair in pairs]
     longest = max(range(len(rows)), key=lambda index: len(rows[index]))

@@ -127,7 +127,5 @@ def sample_completions(
 
 def _start(task: LanguageTask, prompt: jax.Array | int) -> Completion:
     """The state before a completion of a prompt."""
-    start = Completion.empty(prompt, task.max_completion)
-    if task.stop_strings:
-        start = start._replace(found=jnp.zeros(len(task.stop_strings), jnp.int32))
-    return start
+    found = jnp.zeros(len(task.stop_strings), jnp.int32) if task.stop_strings else ()
+    return Completion.empty(prompt, task.max_completion)._replace(found=found)

@@ -27,18 +27,16 @@ _KINDS = {
 
 def need(package: str) -> ModuleType:
     """The package; raises ConfigError if it is not installed."""
-    try:
+    with as_config_error(f"language models need {package}: {pip_install('lm')} (%s)"):
         return importlib.import_module(package)
-    except ImportError as error:
-        raise ConfigError(f"language models need {package}: {pip_install('lm')} ({error})") from error
 
 
 @contextlib.contextmanager
-def panics(message: str) -> Iterator[None]:
-    """Makes a ConfigError, with the error at %s, of any: `tokenizers` raises some that are no Exceptions."""
+def as_config_error(message: str) -> Iterator[None]:
+    """Makes a ConfigError, with the error at %s, of any other: `tokenizers` raises some that are no Exceptions."""
     try:
         yield
-    except (KeyboardInterrupt, SystemExit):
+    except (ConfigError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
         raise ConfigError(message.replace("%s", str(error))) from error
@@ -52,15 +50,13 @@ def file_in(folder: str | Path, name: str) -> Path:
     """
     folder = as_path(folder)
     path = folder / name
-    try:
+    with as_config_error(f"{path} cannot be read: %s"):  # a loop of links, or not a name
         inside, found = folder.resolve(), path.resolve()
         allowed = [inside, *([inside.parents[1] / "blobs"] if inside.parent.name == "snapshots" else [])]
         is_inside = any(found.is_relative_to(each) for each in allowed)
         is_other = found.exists() and not found.is_file()
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             path.stat()  # of a loop of links, which `resolve` takes from Python 3.13 on
-    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, or not a name
-        raise ConfigError(f"{path} cannot be read: {error}") from error
     if not is_inside:
         raise ConfigError(f"{path} leads out of the model's folder, to {found}; copy the file into the folder")
     if is_other:
@@ -73,10 +69,8 @@ def read_fields(folder: str | Path, name: str, kinds: Mapping[str, Any]) -> dict
     path = file_in(folder, name)
     fields = read_object(path) if path.exists() else {}
     for field, kind in kinds.items():
-        if not fits(fields.get(field), kind | None):
-            raise ConfigError(
-                f"{path}: {field}={fields[field]!r:.200} must be {describe_kind(kind)}; copy the file again"
-            )
+        if not fits(value := fields.get(field), kind | None):
+            raise ConfigError(f"{path}: {field}={value!r:.200} must be {describe_kind(kind)}; copy the file again")
     return fields
 
 

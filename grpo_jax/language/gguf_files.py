@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from grpo_jax.errors import ConfigError
-from grpo_jax.language.folder import need, panics
+from grpo_jax.language.folder import as_config_error, need
 from grpo_jax.language.models import MODEL_TYPES, as_architecture
 from grpo_jax.language.saving import save_model
 from grpo_jax.language.weights import read_params
@@ -91,14 +91,11 @@ def gguf_in_package(package: str) -> Path:
 
 def _open(path: Path) -> tuple[Any, Callable[..., Any]]:
     """A `gguf.GGUFReader`, which maps the weights into memory, and `(name, kind, default) -> value` of its fields."""
-    gguf = need("gguf")
-    try:
+    gguf, advice = need("gguf"), "or its quantisation is newer than the package: pip install --upgrade gguf"
+    with as_config_error(
+        f"{path} cannot be read as GGUF: %s; it is cut off or damaged: download it again, {advice}"
+    ):
         reader = gguf.GGUFReader(path)
-    except Exception as error:  # of NumPy and of Python, at whatever is damaged
-        raise ConfigError(
-            f"{path} cannot be read as GGUF: {error}; the file is missing, cut off or damaged, so download it again, "
-            "or its quantisation is newer than the installed package: pip install --upgrade gguf"
-        ) from error
 
     def field(name, kind, default=None):
         found = reader.fields[name].contents() if name in reader.fields else default
@@ -145,13 +142,9 @@ def _params(path: Path, reader: Any, architecture: Transformer) -> Any:
             raise ConfigError(f"{path} lacks the tensor {theirs}, which its fields imply; download the file again")
         read.add(theirs)
         found = tensors[theirs]
-        try:
+        about = f"{path}: the quantisation {found.tensor_type.name} of {theirs}"
+        with as_config_error(f"{about} is not supported (%s); use a file in another, such as Q8_0 or F16"):
             array = np.asarray(dequantize(found.data, found.tensor_type), np.float32)
-        except NotImplementedError as error:
-            raise ConfigError(
-                f"{path}: the quantisation {found.tensor_type.name} of {theirs} is not supported ({error}); use a "
-                "file in another, such as Q8_0 or F16"
-            ) from error
         if layer in heads and len(array) % (2 * heads[layer]) == 0:
             # llama.cpp rotates neighbours, transformers the two halves of a head.
             array = array.reshape(heads[layer], -1, 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
@@ -175,7 +168,7 @@ def _tokenizer(path: Path, field: Callable[..., Any], tokens: list[str], begin: 
             f"of {', '.join(_PRE_TOKENIZERS)}; use the model's folder as published instead"
         )
     merges = [tuple(merge.split(" ")) for merge in field("tokenizer.ggml.merges", list[str])]
-    with panics(f"{path}: the tokenizer's merges do not fit its vocabulary (%s); download the file again"):
+    with as_config_error(f"{path}: the tokenizer's merges do not fit its vocabulary (%s); download the file again"):
         vocabulary = {token: number for number, token in enumerate(tokens)}
         tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=before == "llama-bpe"))
     pattern = _PRE_TOKENIZERS[before]

@@ -53,6 +53,14 @@ class LanguageModel(NamedTuple):
         """Rows of the token embeddings."""
         return self.architecture.vocab_size
 
+    def check_tokens(self, largest: int) -> None:
+        """Raises ConfigError if there are no embeddings of tokens up to this one."""
+        if largest >= self.vocab_size:
+            raise ConfigError(
+                f"{self.folder}: the tokenizer has the token {largest}, but the model only vocab_size="
+                f"{self.vocab_size} in config.json; the tokenizer belongs to another model"
+            )
+
 
 def load_model(
     folder: str | Path,
@@ -75,12 +83,10 @@ def load_model(
     published = read_config(folder)
     tokenizer = load_tokenizer(folder, template_variables=template_variables, date=date)
     architecture, context = as_architecture(folder / "config.json", published, **changes)
-    if max(tokenizer.end_tokens) >= (vocab_size := architecture.vocab_size):
-        raise ConfigError(
-            f"{folder}: the end token {max(tokenizer.end_tokens)} is not among the vocab_size={vocab_size} tokens of "
-            "config.json; the tokenizer belongs to another model"
-        )
-    return LanguageModel(folder, architecture, min(tokenizer.num_tokens, vocab_size), context, tokenizer)
+    num_tokens = min(tokenizer.num_tokens, architecture.vocab_size)
+    model = LanguageModel(folder, architecture, num_tokens, context, tokenizer)
+    model.check_tokens(max(tokenizer.end_tokens))
+    return model
 
 
 def load_architecture(folder: str | Path, **changes: Any) -> Transformer:

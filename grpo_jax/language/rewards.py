@@ -18,6 +18,7 @@ from grpo_jax.environments.tokens.rewards import overlong_punishment
 from grpo_jax.errors import ConfigError
 from grpo_jax.host_calls import run_async
 from grpo_jax.importing import import_object
+from grpo_jax.language.folder import as_config_error
 from grpo_jax.language.prompts import RESERVED
 
 EXAMPLE = "def reward(prompts, completions, **fields): return [0.0 for completion in completions]"
@@ -153,11 +154,8 @@ def text_of(completion: Any) -> Any:
 
 def _parameters(reward: Reward) -> Mapping[str, inspect.Parameter]:
     """The arguments of a reward's function."""
-    try:
+    with as_config_error(f"the arguments of the reward {reward.name!r} are unknown: %s; write {EXAMPLE}"):
         return inspect.signature(reward.function).parameters
-    except ValueError as error:
-        about = f"the reward {reward.name!r} is {reward.function!r}"
-        raise ConfigError(f"{about}, whose arguments are unknown; write {EXAMPLE}") from error
 
 
 def _arguments(reward: Reward, arguments: Mapping[str, Sequence]) -> dict[str, list]:

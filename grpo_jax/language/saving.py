@@ -138,11 +138,7 @@ def _adapter_weights(architecture: Transformer, params: PyTree, dtype: str) -> d
 
 @contextlib.contextmanager
 def _model_files(folder: str | Path, dtype: str, source: Path | None = None) -> Iterator[Path]:
-    """As `new_files`, with the tokenizer of a model folder; an index of other weights that the folder had is removed.
-
-    Raises:
-      ConfigError: weights are not saved in this dtype.
-    """
+    """As `new_files`, with the tokenizer of a model folder; an index of weights that the folder had is removed."""
     if dtype not in DTYPES:
         raise ConfigError(f"dtype={dtype!r}; use one of {', '.join(DTYPES)}")
     folder = as_path(folder)

@@ -141,11 +141,7 @@ def load_scorer(
     if step_separator == "":
         raise ConfigError("step_separator is empty; write the text that ends a step, or leave it out")
     model = load_model(folder, date=date, tie_embeddings=True)  # there are no logits of tokens
-    if (num_tokens := model.tokenizer.num_tokens) > model.vocab_size:
-        raise ConfigError(
-            f"{folder}: the tokenizer has {num_tokens} tokens, but the scorer vocab_size={model.vocab_size} of "
-            "config.json; copy the tokenizer that the scorer was trained with"
-        )
+    model.check_tokens(model.tokenizer.num_tokens - 1)
     params, head = load_scorer_params(folder)
     weights = head[_label_index(folder, published.get("id2label") or {}, len(head), label)]
     params, weights = jax.device_put((params, weights), jax.devices("cpu")[0])

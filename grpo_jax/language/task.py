@@ -129,11 +129,7 @@ class LanguageTask:
         return cut
 
     def encode(self, prompts: Prompts) -> np.ndarray:
-        """The tokens of prompts, with the system prompt: int32 `[N, P]`, padded with -1 on the left.
-
-        Raises:
-          ConfigError: a prompt has no tokens, or with its completion more than the model's context.
-        """
+        """The tokens of prompts, with the system prompt, int32 `[N, P]`, -1 on the left; ConfigError for too many."""
         contents = [self.with_system_prompt(content) for content in prompts.contents]
         tokens = encode_prompts(self.model.tokenizer, prompts._replace(contents=contents))
         longest = (tokens != PAD).sum(axis=1).argmax()
@@ -143,11 +139,7 @@ class LanguageTask:
                 f"of max_completion={self.max_completion}, more than the model's context of {self.model.context} "
                 "(max_position_embeddings); shorten it or leave it out, or lower max_completion"
             )
-        if (largest := tokens.max()) >= self.model.vocab_size:
-            raise ConfigError(
-                f"{self.model.folder}: the tokenizer gives the token {largest}, but the model has vocab_size="
-                f"{self.model.vocab_size}; the tokenizer belongs to another model"
-            )
+        self.model.check_tokens(tokens.max())
         return tokens
 
     def with_system_prompt(self, content: Prompt) -> Prompt:

@@ -11,7 +11,7 @@ import numpy as np
 from grpo_jax.environments.tokens import PAD
 from grpo_jax.errors import ConfigError
 from grpo_jax.language.chat import ChatTemplate, Messages, load_chat_template, special_tokens
-from grpo_jax.language.folder import file_in, need, panics, read_fields
+from grpo_jax.language.folder import as_config_error, file_in, need, read_fields
 from grpo_jax.recording.files import as_path
 
 Prompt = str | Messages
@@ -90,7 +90,7 @@ class Tokenizer:
             raise ConfigError(f"{text!r:.200} is no text; write one")
         if any("\ud800" <= letter <= "\udfff" for letter in text):
             raise ConfigError(f"{text[:200]!r} is not a text in Unicode: half of a surrogate pair is alone; remove it")
-        with panics(f"tokenizer.json fails for {text[:200]!r}: %s; copy the file again"):
+        with as_config_error(f"tokenizer.json fails for {text[:200]!r}: %s; copy the file again"):
             return self.backend.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, tokens: Iterable[int], after: Iterable[int] = ()) -> str:
@@ -153,7 +153,7 @@ def load_tokenizer(
             "file with AutoTokenizer.from_pretrained(...).save_pretrained(folder))"
         )
     tokenizers = need("tokenizers")
-    with panics(f"{path} cannot be read: %s; copy the file again, or write it anew"):
+    with as_config_error(f"{path} cannot be read: %s; copy the file again, or write it anew"):
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
     description = read_fields(folder, "tokenizer_config.json", {"chat_template": str | list[dict[str, str]]})
     if description.get("split_special_tokens"):

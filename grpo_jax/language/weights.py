@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import unflatten_dict
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from grpo_jax.errors import ConfigError
-from grpo_jax.language.folder import file_in, read_config, read_fields
+from grpo_jax.language.folder import as_config_error, file_in, read_config, read_fields
 from grpo_jax.language.models import load_architecture
 from grpo_jax.policies import Transformer, categorical, make_token_policy, merge_lora
 from grpo_jax.recording.files import as_path
@@ -80,11 +80,7 @@ def load_scorer_params(folder: str | Path) -> tuple[PyTree, jax.Array]:
 
 
 def read_params(source: Path, architecture: Transformer, tensor: Callable[[str], Any]) -> PyTree:
-    """The parameters `{"actor": ...}` of a network, made of what `tensor(published name)` gives, in float32.
-
-    Raises:
-      ConfigError: a weight is not finite, or not of the architecture's size; `source` is where they come from.
-    """
+    """The parameters `{"actor": ...}` of a network, made of what `tensor(published name)` gives from a source."""
     params = {}
     tensor(f"model.layers.{architecture.num_layers - 1}.input_layernorm.weight")  # before a name for each layer is made
     for path, names in published_names(architecture).items():
@@ -104,10 +100,8 @@ def _check_shapes(source: Path | str, architecture: Transformer, params: PyTree)
     expected, arrays = by_path(jax.eval_shape(policy.init, jax.random.key(0))["actor"]), by_path(params)
     for path, names in published_names(architecture).items():
         if (shape := jnp.shape(arrays[path])) != expected[path].shape:
-            raise ConfigError(
-                f"{source}: {' and '.join(names)} of another size than config.json implies: {shape} instead of "
-                f"{expected[path].shape}"
-            )
+            shapes = f"{shape} instead of {expected[path].shape}"
+            raise ConfigError(f"{source}: {' and '.join(names)} of another size than config.json implies: {shapes}")
 
 
 def published_weights(architecture: Transformer, params: PyTree, dtype: str = "float32") -> dict[str, jax.Array]:
@@ -158,17 +152,18 @@ def _reader(folder: Path) -> Callable[[str], jax.Array]:
     if file_in(folder, index).exists():
         weight_map = read_fields(folder, index, {"weight_map": dict[str, str]}).get("weight_map") or {}
         names = sorted(set(weight_map.values()))
-    # Memory-mapped: a tensor is read only when it is requested.
-    files = [_open(file_in(folder, name)) for name in names]
+    files = []
+    for name in names:
+        with as_config_error(f"{folder / name} cannot be read: %s; a model folder has {WEIGHTS} or {index}"):
+            # Memory-mapped: a tensor is read only when it is requested.
+            files.append(safe_open(file_in(folder, name), framework="flax"))
     file_of = {name: file for file in files for name in file.keys()}
 
     def tensor(name):
         if name not in file_of:
             raise ConfigError(f"{folder} lacks {name!r}, which its config.json implies")
-        try:
+        with as_config_error(f"{folder}: {name!r} cannot be read: %s"):  # for a dtype that `safetensors` does not know
             found = file_of[name].get_tensor(name)
-        except Exception as error:  # for a dtype that `safetensors` does not know
-            raise ConfigError(f"{folder}: {name!r} cannot be read: {error}") from error
         if found.dtype.name not in _FLOATS:
             raise ConfigError(f"{folder}: {name!r} is {found.dtype}; use one of {_FLOATS}")
         return jnp.asarray(found, jnp.float32)
@@ -181,12 +176,3 @@ def _finite(array: Any, name: str, source: Path) -> jax.Array:
     if not np.isfinite(array).all():
         raise ConfigError(f"{source}: {name} has weights that are not finite; use an earlier checkpoint")
     return jnp.asarray(array)
-
-
-def _open(path: Path) -> Any:
-    try:
-        return safe_open(path, framework="flax")
-    except (OSError, SafetensorError) as error:
-        raise ConfigError(
-            f"{path} cannot be read: {error}; a model folder has {WEIGHTS} or {WEIGHTS}.index.json"
-        ) from error

@@ -140,7 +140,7 @@ WRONG = [
     ("tokenizer.json", ["{"], load_model, "tokenizer.json cannot be read"),
     (CONFIG, [None, "[1]"], load_model, "config.json cannot be read"),
     (CONFIG, ['{"model_type": "qwen3", "eos_token_id": 0}'], load_model, "config.json lacks vocab_size, hidden_size"),
-    (CONFIG, [{"eos_token_id": 300}], load_model, "the end token 300 is not among the vocab_size=258"),
+    (CONFIG, [{"eos_token_id": 300}], load_model, "the tokenizer has the token 300, but the model only vocab_size=258"),
     (CONFIG, [{"vocab_size": 300}], load_params, r"embed_tokens.weight .*: \(258, 16\) instead of \(300, 16\)"),
     (CONFIG, [{"num_hidden_layers": 2}, {"num_hidden_layers": 10**9}], load_params, LACKS),
     (CONFIG, [{"model_type": "gemma3"}], load_model, "model_type='gemma3' is not supported; use one of llama, qwen2"),

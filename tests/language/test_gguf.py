@@ -106,7 +106,7 @@ def test_what_is_damaged_is_an_error(tmp_path):
     contents, name = path.read_bytes(), b"output_norm.weight"
     # The number of the type stands after the name, the dimensions and their number.
     at = contents.index(name) + len(name) + 4 + 8
-    cut = "model.gguf cannot be read as GGUF: .* cut off or damaged, so download it"
+    cut = "model.gguf cannot be read as GGUF: .* cut off or damaged: download it"
     damaged = [(contents[: int(kept * len(contents))], cut) for kept in (0.0, 0.001, 0.05, 0.3, 0.9)]
     newer, known = "99. is not a valid GGMLQuantizationType; .* newer", "quantisation I8 of output_norm.weight is not"
     for number, said in ((99, newer), (24, known)):

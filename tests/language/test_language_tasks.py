@@ -275,7 +275,7 @@ def test_what_does_not_fit_the_model_is_named(model):
         ({"rows": [{"prompt": "\ud83d"}]}, "prompt 0: .* is not a text in Unicode"),
         ({"held_out": as_prompts(rows)}, "held-out prompts have the fields .*answer"),
         ({"max_completion": 0}, "max_completion=0 is not a positive integer"),
-        ({"model": smaller}, "the tokenizer gives the token .* but the model has vocab_size=20"),
+        ({"model": smaller}, "the tokenizer has the token .* but the model only vocab_size=20"),
     ):
         with pytest.raises(ConfigError, match=message):
             make_task(**{"model": model} | changes)

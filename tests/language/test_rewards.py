@@ -280,7 +280,7 @@ def test_fields_are_checked_before_any_call():
     check_rewards([reward], ["answer"], "prompts.jsonl, line 1")
     for rewards, field, message in (
         ([reward], "target", "'exact' needs 'answer', but prompts.jsonl, line 1 has only the fields target"),
-        ([Reward("max", max)], "answer", "the reward 'max' is <built-in function max>, whose arguments are unknown"),
+        ([Reward("max", max)], "answer", "the arguments of the reward 'max' are unknown: "),
         ([reward, reward], "answer", "must differ in their names"),
         ([], "answer", "there is no reward to learn from"),
     ):

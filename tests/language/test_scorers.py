@@ -154,7 +154,7 @@ def test_a_folder_that_is_no_scorer_is_refused(folder, tmp_path):
     refuse(same, "'bad' is not exactly one of them", label="bad")
     assert load_scorer(same, label="good") and load_scorer(same, label="2")
     other = make_scorer(tmp_path, vocab_size=100)
-    refuse(other, "the tokenizer has 258 tokens, but the scorer vocab_size=100")
+    refuse(other, "the tokenizer has the token 257, but the model only vocab_size=100")
     weights = load_file(make_scorer(tmp_path) / "model.safetensors")
     save_file(weights | {"score.weight": np.zeros((1, 8), np.float32)}, tmp_path / "model.safetensors")
     refuse(tmp_path, r"\(1, 8\) instead of")
