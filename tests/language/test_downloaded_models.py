@@ -197,6 +197,8 @@ def test_a_folder_with_something_wrong_is_refused(name, tmp_path):
 
 
 def test_a_folder_without_an_end_token_is_refused(folder):
+    change(folder, "generation_config.json", {"eos_token_id": [7, 9]})
+    assert load_tokenizer(folder).end_tokens == (7, 9, 0), "those of config.json count too"
     for name in ("generation_config.json", ABOUT):
         change(folder, name, None)
     assert load_tokenizer(folder).end_tokens == (0,)

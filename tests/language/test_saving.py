@@ -57,16 +57,15 @@ def save_anew(folder, architecture, params):
     save_model(folder, architecture, params, make_tokenizer(), end_token="<|im_end|>", context=64)
 
 
-@pytest.mark.parametrize("name", ["actor", "actor_critic"])
-def test_adapters_are_merged_when_a_model_is_saved(model, trained, tmp_path, name):
+def test_adapters_are_merged_when_a_model_is_saved(model, trained, tmp_path):
     architecture, params = trained
     _, merged = merge_lora(architecture, params)
     assert not are_equal(merged, load_params(model.folder))
-    if name == "actor_critic":
-        params = {name: params["actor"] | {"value": {"kernel": np.ones((16, 1)), "bias": np.zeros(1)}}}
-    save_trained(tmp_path / "trained", model._replace(architecture=architecture), params)
-    save_anew(tmp_path / "new", architecture, params)
-    assert are_equal(load_params(tmp_path / "trained"), merged) and are_equal(load_params(tmp_path / "new"), merged)
+    critic = {"value": {"kernel": np.ones((16, 1)), "bias": np.zeros(1)}}
+    for given in (params, {"actor_critic": params["actor"] | critic}):
+        save_trained(tmp_path / "trained", model._replace(architecture=architecture), given)
+        save_anew(tmp_path / "new", architecture, given)
+        assert all(are_equal(load_params(tmp_path / name), merged) for name in ("trained", "new"))
 
 
 CHANGES = {
@@ -75,22 +74,21 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("field", CHANGES)
-def test_the_saved_model_is_the_one_that_was_trained(tmp_path, field):
+def test_the_saved_model_is_the_one_that_was_trained(tmp_path):
     """Whatever `load_model` was told to change, also where transformers 5 keeps it."""
     folder = make_model(tmp_path / "first", "qwen3")
     config = json.loads((folder / "config.json").read_text())
     rope = {"rope_type": "default", "rope_theta": config.pop("rope_theta")}
     (folder / "config.json").write_text(json.dumps(config | {"rope_parameters": rope, "note": 1}))
-    model = load_model(folder, **{field: CHANGES[field]})._replace(context=32)
-    params = make_params(model.architecture, model.vocab_size)
-    save_trained(tmp_path / "second", model, params)
-    again = load_model(tmp_path / "second")
-    assert (again.architecture, again.context) == (model.architecture, 32)
-    assert are_equal(load_params(tmp_path / "second"), params)
-    saved = json.loads((tmp_path / "second" / "config.json").read_text())
-    assert saved["rope_parameters"]["rope_theta"] == model.architecture.rope_base and saved["note"] == 1
-    assert saved["architectures"] == ["LlamaForCausalLM" if field == "qk_norm" else "Qwen3ForCausalLM"]
+    for field, value in CHANGES.items():
+        model = load_model(folder, **{field: value})._replace(context=32)
+        params = make_params(model.architecture, model.vocab_size)
+        save_trained(tmp_path / field, model, params)
+        again, saved = load_model(tmp_path / field), json.loads((tmp_path / field / "config.json").read_text())
+        assert (again.architecture, again.context) == (model.architecture, 32)
+        assert are_equal(load_params(tmp_path / field), params)
+        assert saved["rope_parameters"]["rope_theta"] == model.architecture.rope_base and saved["note"] == 1
+        assert saved["architectures"] == ["LlamaForCausalLM" if field == "qk_norm" else "Qwen3ForCausalLM"]
 
 
 def test_what_no_published_model_has_is_not_saved(model, trained, tmp_path):
@@ -101,8 +99,12 @@ def test_what_no_published_model_has_is_not_saved(model, trained, tmp_path):
     for other in (lora._replace(context=32), lora._replace(architecture=dataclasses.replace(trained[0], norm_eps=0.5))):
         with pytest.raises(ConfigError, match="another architecture or context than its config.json; use save_trained"):
             save_adapter(tmp_path / "a", other, trained[1])
-    with pytest.raises(ConfigError, match="save_model needs a tokenizers.Tokenizer; .* use save_trained"):
-        save_model(tmp_path / "a", model.architecture, params, model.tokenizer, end_token="<|im_end|>", context=64)
+    for tokenizer, end, message in (
+        (model.tokenizer, "<|im_end|>", "save_model needs a tokenizers.Tokenizer; .* use save_trained"),
+        (model.tokenizer.backend, ["<|im_end|>", "</s>"], "the tokenizer has no token '</s>'; add it"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            save_model(tmp_path / "a", model.architecture, params, tokenizer, end_token=end, context=64)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -117,12 +119,9 @@ def test_params_of_another_architecture_are_not_saved(model, trained, tmp_path):
         "the params have an axis of rows; choose one": jax.tree.map(lambda leaf: leaf[None], params),
     }
     for message, actor in cases.items():
-        for save in (
-            lambda actor: save_trained(tmp_path / "a", model, actor),
-            lambda actor: save_anew(tmp_path / "a", model.architecture, actor),
-        ):
+        for save, of in ((save_trained, model), (save_anew, model.architecture)):
             with pytest.raises(ConfigError, match=message):
-                save({"actor": actor})
+                save(tmp_path / "a", of, {"actor": actor})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -136,12 +135,9 @@ def test_a_full_disk_leaves_nothing_of_a_model(model, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(saving, "write_arrays", full)  # the last of the files
         for folder in (tmp_path / "new", existing):
-            for save in (
-                lambda to: save_trained(to, model, params),
-                lambda to: save_anew(to, model.architecture, params),
-            ):
+            for save, of in ((save_trained, model), (save_anew, model.architecture)):
                 with pytest.raises(OSError, match="No space left"):
-                    save(folder)
+                    save(folder, of, params)
     assert [path.name for path in tmp_path.iterdir()] == ["existing"]
     assert {path.name: path.read_bytes() for path in existing.iterdir()} == before
     save_trained(existing, model, params)
@@ -185,13 +181,12 @@ def test_each_published_layer_gets_its_part_of_our_adapters(tmp_path, model_type
     assert described["base_model_name_or_path"] == str((tmp_path / "base").resolve())
 
 
-def test_only_layers_with_adapters_are_targets_and_without_any_there_is_an_error(tmp_path):
-    model, params = train(tmp_path / "base", "llama", ("qkv",))
-    save_adapter(tmp_path / "adapter", model, params, dtype="bfloat16")
+def test_only_layers_with_adapters_are_targets_and_without_any_there_is_an_error(model, trained, tmp_path):
+    save_adapter(tmp_path / "adapter", model._replace(architecture=trained[0]), trained[1], dtype="bfloat16")
     described = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
-    assert described["target_modules"] == ["k_proj", "q_proj", "v_proj"]
+    assert described["target_modules"] == ["down_proj", "k_proj", "q_proj", "v_proj"]
     with pytest.raises(ConfigError, match="no lora_rank; use save_trained"):
-        save_adapter(tmp_path / "other", load_model(tmp_path / "base"), params)
+        save_adapter(tmp_path / "other", model, trained[1])
 
 
 @pytest.mark.slow
