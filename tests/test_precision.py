@@ -138,8 +138,6 @@ EXEMPT = {
     *("change_logits", "with_temperature", "with_truncation", "apply_sampling_mask"),  # take a policy
 }
 HALF = [jnp.float16, jnp.bfloat16]
-DTYPES = [*HALF, jnp.float32, jnp.int32, jnp.bool_]
-LIGHT = [jnp.bfloat16, jnp.int32, jnp.bool_]  # the others are treated as the first
 
 
 def numbers(name, dtype, scale=1.0):
@@ -194,10 +192,9 @@ def with_dtypes(*dtypes):
     return [(f"{name} of {jnp.dtype(dtype)}", name, dtype) for name in FUNCTIONS for dtype in dtypes]
 
 
-@pytest.mark.parametrize("dtypes", [LIGHT, pytest.param(DTYPES, marks=pytest.mark.slow)], ids=["some", "all"])
-def test_nothing_is_computed_with_less_than_float32(dtypes):
+def test_nothing_is_computed_with_less_than_float32():
     offenders = []
-    for case, name, dtype in with_dtypes(*dtypes):
+    for case, name, dtype in with_dtypes(jnp.bfloat16, jnp.int32, jnp.bool_):
         function, given = numbers(name, dtype)
         program = jax.make_jaxpr(function)(*given)
         found = {leaf.dtype for leaf in program.out_avals} - {jnp.dtype("float32"), jnp.dtype("bool")}
@@ -216,33 +213,6 @@ def test_double_precision_stays():
             function, given = numbers(name, dtype)
             found = {leaf.dtype for leaf in jax.tree.leaves(jax.eval_shape(function, *given))}
             offenders += [f"{case} returns {x}" for x in found - {jnp.dtype(float), jnp.dtype(bool)}]
-    assert not offenders, "\n".join(offenders)
-
-
-@pytest.mark.slow
-def test_a_type_changes_nothing_but_what_it_rounds():
-    """What comes of any type is, to the last bit, what comes of the same numbers as float32."""
-    offenders = []
-    for case, name, dtype in with_dtypes(*DTYPES):
-        function, given = numbers(name, dtype)
-        expected = function(*(x.astype(jnp.float32) for x in given))
-        pairs = zip(*map(jax.tree.leaves, (function(*given), expected)), strict=True)
-        offenders += [case for actual, exact in pairs if not np.array_equal(actual, exact, equal_nan=True)]
-    assert not offenders, "\n".join(offenders)
-
-
-@pytest.mark.slow
-def test_half_precision_is_finite():
-    """Also of constants, where only a floor such as eps keeps a quotient finite; and of the largest numbers."""
-    offenders = []
-    for case, name, dtype in with_dtypes(*HALF):
-        if name == "next_values":
-            continue  # NaN where a rollout was truncated more often than there are values for
-        function, given = numbers(name, dtype, scale=6000.0)
-        if name == "exact":
-            given = [jax.nn.log_softmax(x / 100) for x in given]
-        for arguments in (given, *([jnp.full_like(x, constant) for x in given] for constant in (0.1, 0.0))):
-            offenders += [case for x in jax.tree.leaves(function(*arguments)) if not np.isfinite(x).all()]
     assert not offenders, "\n".join(offenders)
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -68,21 +69,13 @@ def test_rows_that_the_mesh_does_not_divide_are_padded_with_the_last():
     assert [shard.data.tolist() for shard in laid_out.addressable_shards] == [[0, 1], [2, 2]]
 
 
-@pytest.mark.parametrize("sizes", [{"seeds": 3}, {"seeds": 2, "envs": 2}, {"envs": 4}, {"seeds": 0}, {"envs": 0}])
-def test_a_mesh_of_more_devices_than_there_are_is_an_error(sizes):
-    with pytest.raises(ValueError, match="does not fit 2 devices.*product is 2"):
-        make_mesh(**sizes)
-
-
-def test_environments_must_divide(grpo):
+def test_what_does_not_fit_the_devices_is_refused(grpo):
+    for sizes in ({"seeds": 2, "envs": 2}, {"envs": 0}):
+        with pytest.raises(ValueError, match="does not fit 2 devices.*product is 2"):
+            make_mesh(**sizes)
     odd = dataclasses.replace(grpo.config, num_envs=7, group_size=7, num_minibatches=1)
     with pytest.raises(ValueError, match="num_envs=7 .*split evenly over envs=2 devices; use num_envs=8"):
         run(odd, grpo.hyperparams, jax.random.split(jax.random.key(0), 1), mesh=make_mesh(seeds=1, envs=2))
-
-
-def test_without_a_mesh_nothing_is_constrained():
-    x = jnp.ones(3)
-    assert along_envs(x, axis=0) is x
 
 
 def test_environments_on_two_devices_are_as_on_one(grpo):
@@ -208,22 +201,7 @@ def start(*arguments: str, num_devices: int | None = None) -> subprocess.Popen:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "case",
-    [
-        "grpo",
-        "ppo",
-        "gru",
-        "parts",
-        "blocks",
-        "kernel",
-        "same step",
-        "critic",
-        "hash",
-        "forks",
-        "forks and baseline",
-    ],
-)
+@pytest.mark.parametrize("case", re.findall(r'^    "([a-z ]+)": {', EIGHT_DEVICES, flags=re.MULTILINE))
 def test_eight_devices_are_as_one(case):
     finish(start("-c", EIGHT_DEVICES, case))
 
@@ -240,18 +218,8 @@ def test_two_processes_of_two_devices_are_as_one_of_one(tmp_path):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    command = [
-        "-m",
-        "grpo_jax.commands.train",
-        "--environment",
-        "Catch-bsuite",
-        "--algorithm",
-        "ppo",
-        "--num-envs",
-        "4",
-    ]
-    command += ["--num-steps", "16", "--num-minibatches", "2", "--hidden-sizes", "8", "--total-steps", "200"]
-    command += ["--num-seeds", "3", "--no-compilation-cache"]
+    command = """-m grpo_jax.commands.train --environment Catch-bsuite --algorithm ppo --num-envs 4 --num-steps 16
+        --num-minibatches 2 --hidden-sizes 8 --total-steps 200 --num-seeds 3 --no-compilation-cache""".split()
     finish(start(*command, "--out", str(tmp_path / "one"), num_devices=1))
     for mesh in (["seeds=4"], ["seeds=2", "envs=2"]):
         out = tmp_path / mesh[-1]

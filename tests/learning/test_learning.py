@@ -57,10 +57,12 @@ def test_shuffled_advantages_do_not_learn():
     assert np.max(final_returns(config, Hyperparams())) < 100
 
 
-def test_grpo_catches():
+def test_grpo_catches_and_swings_up():
     # A ball falls for 9 steps, whatever gymnax's limit of 1000 says.
     config = Config(environment="Catch-bsuite", env_params={"max_steps_in_episode": 9}, num_envs=128)
     assert np.min(final_returns(config, Hyperparams(total_steps=300_000.0))) >= 0.95
+    config = Config(environment="Acrobot-v1", num_envs=128)
+    assert np.min(final_returns(config, Hyperparams(total_steps=1_000_000.0))) > -100
 
 
 def test_gigpo_finds_the_goal_sooner_than_grpo():
@@ -80,11 +82,6 @@ def test_gigpo_learns_turns():
     result = run(config, hyperparams, keys, params=warm_start(config, keys, target=0.3).params)
     returns = result.metrics["episode/return_mean"]
     assert np.all(np.nanmean(returns[-5:], axis=0) > np.nanmean(returns[:2], axis=0) + 0.1)
-
-
-def test_grpo_swings_up():
-    config = Config(environment="Acrobot-v1", num_envs=128)
-    assert np.min(final_returns(config, Hyperparams(total_steps=1_000_000.0))) > -100
 
 
 def test_real_groups_solve_cartpole_within_1000_episodes():

@@ -14,6 +14,7 @@ from grpo_jax.policies import CNN, MLP
 pytestmark = pytest.mark.slow
 
 KEYS = jax.random.split(jax.random.key(0), 2)
+SIZES = {"num_envs": 64, "num_minibatches": 4}
 TYPES = {"mlp": MLP, "cnn": CNN, "gru": functools.partial(MLP, recurrent="gru", recurrent_size=16)}
 
 
@@ -21,14 +22,8 @@ TYPES = {"mlp": MLP, "cnn": CNN, "gru": functools.partial(MLP, recurrent="gru", 
 @pytest.mark.parametrize("type_of_policy", TYPES)
 def test_known_values_are_learnt(type_of_policy, shared_critic):
     environment = Questions(image=type_of_policy == "cnn")
-    config = Config(
-        environment=environment,
-        algorithm="ppo",
-        num_envs=64,
-        num_steps=16,
-        num_minibatches=4,
-        network=TYPES[type_of_policy](hidden_sizes=(32,), shared_critic=shared_critic),
-    )
+    network = TYPES[type_of_policy](hidden_sizes=(32,), shared_critic=shared_critic)
+    config = Config(environment, "ppo", num_steps=16, network=network, **SIZES)
     hyperparams = Hyperparams(learning_rate=0.01, discount=0.5, total_steps=60.0 * config.steps_per_iteration)
     params = run(config, hyperparams, KEYS).states.params
 
@@ -77,42 +72,24 @@ def returns_after(config, num_iterations, **hyperparams):
 @pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
 @pytest.mark.parametrize("memory", ["gru", "lstm", "mingru", "none"])
 def test_only_a_memory_recalls(algorithm, memory):
-    config = Config(
-        environment=Recall(),
-        algorithm=algorithm,
-        num_envs=64,
-        num_steps=6,
-        num_minibatches=4,
-        network=MLP((16,), recurrent=memory, recurrent_size=8),
-    )
+    network = MLP((16,), recurrent=memory, recurrent_size=8)
+    config = Config(Recall(), algorithm, num_steps=6, network=network, **SIZES)
     returns = returns_after(config, 30, learning_rate=0.02)
     assert (returns > 0.9).all() if memory != "none" else (abs(returns - 0.5) < 0.15).all()
 
 
 @pytest.mark.parametrize("memory", ["gru", "lstm", "mingru", "none"])
 def test_only_a_memory_solves_the_memory_chain(memory):
-    config = Config(
-        environment="MemoryChain-bsuite",
-        algorithm="ppo",
-        env_params={"memory_length": 10, "max_steps_in_episode": 12},
-        num_envs=64,
-        num_steps=64,
-        num_minibatches=4,
-        network=MLP((32,), recurrent=memory, recurrent_size=32),
-    )
+    limits = {"memory_length": 10, "max_steps_in_episode": 12}
+    network = MLP((32,), recurrent=memory, recurrent_size=32)
+    config = Config("MemoryChain-bsuite", "ppo", env_params=limits, num_steps=64, network=network, **SIZES)
     returns = returns_after(config, 100, learning_rate=5e-3, entropy_coef=0.01)
     assert (returns > 0.9).all() if memory != "none" else (abs(returns) < 0.3).all()
 
 
 def test_a_critic_that_sees_more_than_the_actor():
-    config = Config(
-        environment=Parts(),
-        algorithm="ppo",
-        network=MLP((32,), actor_observation=("position", "velocity")),
-        num_envs=64,
-        num_steps=16,
-        num_minibatches=4,
-    )
+    network = MLP((32,), actor_observation=("position", "velocity"))
+    config = Config(Parts(), "ppo", num_steps=16, network=network, **SIZES)
     hyperparams = Hyperparams(learning_rate=0.01, discount=0.5, total_steps=60.0 * config.steps_per_iteration)
     state = jax.tree.map(lambda leaf: leaf[0], run(config, hyperparams, KEYS).states)
     observation = {name: jnp.array([[0.5], [0.5], [-0.5]]) for name in ("position", "velocity")}
@@ -126,14 +103,6 @@ def test_a_critic_that_sees_more_than_the_actor():
 
 @pytest.mark.parametrize("frame_stack", [1, 2])
 def test_only_two_frames_show_a_velocity(frame_stack):
-    config = Config(
-        environment=Moving(),
-        algorithm="ppo",
-        frame_stack=frame_stack,
-        num_envs=64,
-        num_steps=8,
-        num_minibatches=4,
-        network=MLP((16,)),
-    )
+    config = Config(Moving(), "ppo", frame_stack=frame_stack, num_steps=8, network=MLP((16,)), **SIZES)
     returns = returns_after(config, 60, learning_rate=0.02)
     assert (returns > 0.95).all() if frame_stack == 2 else (returns < 0.75).all()

@@ -160,19 +160,6 @@ def test_several_dimensions_are_independent_ones():
         np.testing.assert_allclose(actual, total, atol=1e-5, err_msg=name)
 
 
-def test_several_dimensions_occur_together_as_often_as_they_should():
-    number = 60_000
-    logits = jnp.asarray(LOGITS[0].reshape(-1)[:9] / 2)
-    actions = np.asarray(several.sample(jnp.broadcast_to(logits, (number, 9)), jax.random.key(0)))
-    counts = np.bincount(np.ravel_multi_index(actions.T, SIZES), minlength=24)
-    all_actions = jnp.stack(jnp.unravel_index(jnp.arange(24), SIZES), axis=-1)
-    log_prob = np.asarray(several.log_prob(jnp.broadcast_to(logits, (24, 9)), all_actions), np.float64)
-    np.testing.assert_allclose(np.exp(log_prob).sum(), 1.0, rtol=1e-5)
-    np.testing.assert_allclose(several.entropy(logits), -np.sum(np.exp(log_prob) * log_prob), rtol=1e-5)
-    expected = number * np.exp(log_prob)
-    assert np.sum((counts - expected) ** 2 / expected) < 49.73, "once in a thousand, for 23 degrees of freedom"
-
-
 def test_impossible_actions_of_one_dimension_add_nothing():
     logits = jnp.asarray([-INF, 0.5, 0.1, -INF, 0.3, -INF, -INF, 0.2, 0.0])
     actions = np.asarray(several.sample(jnp.broadcast_to(logits, (20_000, 9)), jax.random.key(0)))

@@ -43,18 +43,6 @@ def size(tree):
     return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 
-def test_parameters_are_float32_under_x64_too():
-    with jax.enable_x64(True):
-        architectures = [dataclasses.replace(each, qk_norm=True) for each in (BASE, LORA)]
-        policies = [
-            make_token_policy(each, categorical(NUM_TOKENS), max_steps=4, critic=True) for each in architectures
-        ]
-        plain, adapted = (jax.eval_shape(policy.init, jax.random.key(0)) for policy in policies)
-        later = jax.eval_shape(lambda params: add_lora(architectures[1], params, jax.random.key(0)), plain)
-    assert {leaf.dtype for leaf in jax.tree.leaves((plain, adapted, later))} == {jnp.dtype("float32")}
-    assert jax.tree.structure(later) == jax.tree.structure(adapted)
-
-
 @pytest.mark.slow
 def test_the_model_begins_as_its_base_and_merges_into_one():
     params = base_params()

@@ -292,37 +292,23 @@ def test_an_actor_sees_its_part_and_the_critic_all():
 # --- settings --------------------------------------------------------------------------------------------------------
 
 
-def test_hidden_sizes_and_activation():
-    params = make(hidden_sizes=(7,)).init(jax.random.key(0))
-    shapes = {name: layer["kernel"].shape for name, layer in params["actor"].items()}
-    assert shapes == {"Dense_0": (4, 7), "Dense_1": (7, 3)}
-    assert list(make(hidden_sizes=()).init(jax.random.key(0))["actor"]) == ["Dense_0"]
-    observation = jnp.linspace(-1, 1, 4)[None, None]
-    policies = [make(hidden_sizes=(7,), activation=name) for name in ("tanh", "relu")]
-    values = [sequence(policy, params, observation)[1] for policy in policies]
-    hidden = observation[0, 0] @ params["critic"]["Dense_0"]["kernel"]
-    head = params["critic"]["Dense_1"]["kernel"][:, 0]
-    for value, activation in zip(values, (np.tanh, lambda x: np.maximum(x, 0)), strict=True):
-        np.testing.assert_allclose(value[0, 0], activation(hidden) @ head, rtol=1e-5)
-
-
-def test_a_critic_may_have_sizes_and_an_activation_of_its_own():
-    policy = make(hidden_sizes=(7,), critic_hidden_sizes=(9, 5), critic_activation="relu")
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+def test_layers_are_those_of_the_settings(activation):
+    """Dense layers, normalised before the activation if asked to; a critic may have its own."""
+    own = {"critic_hidden_sizes": (9, 5), "critic_activation": "relu"}
+    policy = make(hidden_sizes=(7,), activation=activation, layer_norm=True, **own)
     params = policy.init(KEY)
     shapes = {role: [layer["kernel"].shape for layer in params[role].values()] for role in params}
     assert shapes == {"actor": [(4, 7), (7, 3)], "critic": [(4, 9), (9, 5), (5, 1)]}
-    observation = jnp.linspace(-1, 1, 4)
-    x = observation
-    for i in range(2):
-        x = jax.nn.relu(x @ params["critic"][f"Dense_{i}"]["kernel"])
-    value = sequence(policy, params, observation[None, None])[1]
-    np.testing.assert_allclose(value[0, 0], (x @ params["critic"]["Dense_2"]["kernel"])[0], rtol=1e-5)
-
-
-def test_layer_norm_comes_before_the_activation():
-    policy = make(hidden_sizes=(7,), layer_norm=True, critic=False)
-    params = policy.init(KEY)["actor"]
-    observation = jnp.linspace(-1, 1, 4)
-    x = observation @ params["Dense_0"]["kernel"]
-    x = np.tanh((x - x.mean()) / np.sqrt(x.var() + 1e-6)) @ params["Dense_1"]["kernel"]
-    np.testing.assert_allclose(sequence(policy, {"actor": params}, observation[None, None])[0][0, 0], x, rtol=1e-4)
+    assert list(make(hidden_sizes=()).init(KEY)["actor"]) == ["Dense_0"]
+    functions, outputs = {"tanh": np.tanh, "relu": lambda x: np.maximum(x, 0)}, {}
+    for role, name in (("actor", activation), ("critic", "relu")):
+        x = np.linspace(-1, 1, 4)
+        *hidden, last = (layer["kernel"] for layer in params[role].values())
+        for kernel in hidden:
+            x = np.float64(x @ kernel)
+            x = functions[name]((x - x.mean()) / np.sqrt(x.var() + 1e-6))
+        outputs[role] = x @ last
+    logits, values = sequence(policy, params, jnp.linspace(-1, 1, 4)[None, None])
+    np.testing.assert_allclose(logits[0, 0], outputs["actor"], rtol=1e-4)
+    np.testing.assert_allclose(values[0, 0], outputs["critic"][0], rtol=1e-4)

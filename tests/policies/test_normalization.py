@@ -104,16 +104,6 @@ def test_the_origin_is_finite_whatever_the_first_observation():
     np.testing.assert_allclose(after.variance[known], np.nanvar(seen, axis=(0, 1))[known], rtol=1e-3)
 
 
-def test_integers_and_flags_have_statistics_too():
-    x = np.zeros((2, 4, 3), np.uint8)
-    x[..., 0], x[0, :, 1] = 255, 1
-    after = merge(initial_statistics(x[0, 0]), x, np.ones((2, 4), bool))
-    np.testing.assert_allclose(after.origin + after.mean, [255, 0.5, 0])
-    np.testing.assert_allclose(after.variance, [0, 0.25, 0])
-    flags = merge(initial_statistics(x[0, 0] > 0), x > 0, np.ones((2, 4), bool))
-    np.testing.assert_allclose(flags.variance, [0, 0.25, 0])
-
-
 def test_several_arrays_have_statistics_each_and_integers_none():
     x = {"real": RNG.normal(5.0, 2.0, (T, B, D)).astype(np.float32), "token": np.ones((T, B), np.int32)}
     x["mask"] = x["real"] > 0

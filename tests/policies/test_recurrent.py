@@ -1,13 +1,12 @@
 """Recurrent policies in rollouts, bootstraps and updates; the gradient of a recurrence is that of a plain loop."""
 
-import dataclasses
 import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from probes import Probe, acted, check
+from probes import Probe, check
 
 from grpo_jax import GRPO, Config, Hyperparams
 from grpo_jax.algorithms import PPO, with_reference
@@ -16,8 +15,7 @@ from grpo_jax.policies import MLP
 from grpo_jax.policies.recurrent import gru_cell, lstm_cell, recurrence
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.training.train_step import initial_state
-from grpo_jax.updates.batch import make_batch
-from grpo_jax.updates.minibatches import default_microbatches, minibatch_gradient
+from grpo_jax.updates.minibatches import default_microbatches
 
 # A gain of 1 for the actor's head, so that the probabilities clearly depend on the carry.
 NETWORK = {"network": MLP(recurrent="gru", hidden_sizes=(8,), recurrent_size=4, actor_init_gain=1.0)}
@@ -89,35 +87,6 @@ def test_bootstraps_use_the_carry_after_the_step(continued):
             _, next_value, _ = step(state.params, observation + jnp.array([1.0, 0.0]), carry)
             np.testing.assert_allclose(trajectory.next_value[t], next_value, atol=1e-5)
             carry = jax.tree.map(lambda leaf, ended=ended: jnp.where(ended[:, None], 0.0, leaf), carry)
-
-
-@pytest.mark.slow
-def test_the_first_gradient_is_on_policy_and_that_of_its_parts(continued):
-    config, state, (_, trajectory) = continued
-    params = state.params
-    batch = make_batch(config, config.policy, acted(params, reference_params=params), trajectory, state.hyperparams)[0]
-    assert batch.mask.shape == (7, 6) and batch.carry["actor"][0].shape == (1, 6, 4)
-
-    @jax.jit
-    def gradients(batch):
-        order = jnp.array([3, 0, 5, 1, 4, 2])
-        configs = [dataclasses.replace(config, num_minibatches=1, num_microbatches=parts) for parts in (1, 3)]
-        return [
-            minibatch_gradient(one, config.policy, state.params, batch, order, state.hyperparams) for one in configs
-        ]
-
-    (_, metrics, whole), (_, _, accumulated) = gradients(batch)
-    np.testing.assert_allclose(metrics["policy/ratio_max"], 1.0, atol=1e-5)
-    np.testing.assert_allclose(metrics["policy/kl_behaviour"], 0.0, atol=1e-6)
-    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(accumulated), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-5)
-        assert a.any()
-    (_, shifted, _), _ = gradients(batch.replace(is_first=jnp.roll(batch.is_first, 1, axis=0)))
-    assert shifted["policy/ratio_max"] > 1.01
-    # The reference starts the window with the initial carry, so it differs until the first episode ends.
-    kl = config.policy.distribution.kl(batch.distribution, batch.reference_distribution)
-    assert (kl[0] > 0).all()
-    np.testing.assert_allclose(kl[2:], 0.0, atol=1e-6)
 
 
 # --- minibatches -----------------------------------------------------------------------------------------------------

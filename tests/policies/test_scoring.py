@@ -27,10 +27,7 @@ EXACT = with_reference(GRPO, kl=objectives.exact_kl_to_reference)
 HYPERPARAMS = Hyperparams(learning_rate=0.03, kl_coef=0.1, entropy_coef=0.05, total_steps=1e9)
 
 
-@pytest.mark.parametrize(
-    "chunk, tied",
-    [(7, True), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((7, False), (1000, True), (1000, False)))],
-)
+@pytest.mark.parametrize("chunk, tied", [(7, True), pytest.param(1000, False, marks=pytest.mark.slow)])
 def test_scores_and_gradients_are_those_of_whole_distributions(chunk, tied):
     policy = make_token_policy(
         Transformer(**SMALL, tie_embeddings=tied), categorical(NUM_TOKENS), max_steps=5, logits_chunk=chunk
@@ -69,18 +66,14 @@ def test_scores_and_gradients_are_those_of_whole_distributions(chunk, tied):
 @pytest.mark.parametrize(
     ("algorithm", "fields"),
     [
-        (EXACT, {}),
-        (with_reference(GRPO), {}),
-        (EXACT, {"network": Transformer(**SMALL, lora_rank=2)}),
-        (EXACT, {"truncate_sampling": True}),
         (with_reference(GRPO), {"truncate_sampling": True}),
-        (EXACT._replace(critic=PPO.critic), {}),
+        (EXACT, {"network": Transformer(**SMALL, lora_rank=2)}),
         (EXACT._replace(critic=PPO.critic), {"network": Transformer(**SMALL, shared_critic=True)}),
     ],
 )
 @pytest.mark.slow
-def test_a_train_step_in_chunks_differs_only_in_the_kl_to_the_behaviour_being_an_estimate(algorithm, fields):
-    """Two iterations give the same parameters; the KL to the reference is exact if the loss has it so."""
+def test_a_train_step_in_chunks_estimates_the_kl_to_the_behaviour(algorithm, fields):
+    """Parameters are the same after two iterations; the KL to the reference is exact if the loss has it so."""
     config, results = Config(**RUN | {"algorithm": algorithm} | fields), []
     hyperparams = HYPERPARAMS.replace(top_p=0.8, top_k=4.0, min_p=0.1) if config.truncate_sampling else HYPERPARAMS
     for chunk in (None, 3):

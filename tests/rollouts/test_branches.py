@@ -63,9 +63,8 @@ def test_branches_are_paid_clipped_rewards(iterate):
     assert metrics["episode/return_mean"] == 3, "reported returns are never clipped"
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
+def test_what_branches_cannot_value_is_refused():
+    for fields, message in (
         ({"algorithm": VINE_PPO._replace(start=PPO.start)}, "one whole episode; use start=FRESH"),
         ({"algorithm": VINE_PPO, "num_steps": 2, "cut_episodes": True}, "without cut_episodes"),
         ({"algorithm": VINE_PPO._replace(critic=PPO.critic)}, "but critic gives other values.*leave out one"),
@@ -76,8 +75,6 @@ def test_branches_are_paid_clipped_rewards(iterate):
             {"algorithm": VINE_PPO, "environment": "CartPole-v1", "num_envs": 2144},
             "1075216000 .* 1074144000 of them in branches .* counted, 1073741824",
         ),
-    ],
-)
-def test_what_branches_cannot_value_is_refused(fields, message):
-    with pytest.raises(ConfigError, match=message):
-        Config(**SMALL | fields)
+    ):
+        with pytest.raises(ConfigError, match=message):
+            Config(**SMALL | fields)

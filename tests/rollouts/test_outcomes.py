@@ -155,22 +155,19 @@ def test_evaluated_and_recorded_episodes_have_the_outcome():
     assert steps.returns[:, 0].tolist() == [0, 1, 2, 3, 12]
 
 
-def test_frame_stacking_keeps_the_outcome():
-    env = stack_frames(rewarded, 2)
-    params = {name: jnp.asarray(value)[None] for name, value in env.params.items()}
-    states, _ = jax.vmap(env.reset)(jax.random.split(jax.random.key(0), 1), params)
-    assert bits(env.outcome(states, params)) == bits(ages_and_marks(states.environment, params))
-
-
-def test_an_object_with_the_interface_of_gymnax_has_an_outcome():
+def test_frame_stacking_and_the_interface_of_gymnax_keep_the_outcome():
     class Paying(Probe):
         def outcome(self, states, params):
             return RewardParts(states.time[:, None], params.bonus[:, None])
 
-    env = make_environment(Paying(), {"bonus": 3})
-    params = {name: jnp.asarray(value)[None] for name, value in env.params.items()}
-    states, _ = jax.vmap(env.reset)(jax.random.split(jax.random.key(0), 1), params)
-    assert env.outcome(states, params).weights.tolist() == [[3.0]]
+    def after_reset(env):
+        params = {name: jnp.asarray(value)[None] for name, value in env.params.items()}
+        states, _ = jax.vmap(env.reset)(jax.random.split(jax.random.key(0), 1), params)
+        return states, params, env.outcome(states, params)
+
+    states, params, stacked = after_reset(stack_frames(rewarded, 2))
+    assert bits(stacked) == bits(ages_and_marks(states.environment, params))
+    assert after_reset(make_environment(Paying(), {"bonus": 3}))[2].weights.tolist() == [[3.0]]
 
 
 def test_rollouts_that_continue_episodes_have_no_outcome():

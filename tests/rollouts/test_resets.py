@@ -8,26 +8,17 @@ import numpy as np
 import pytest
 from probes import Probe, bits, known_params, known_policy
 
-from grpo_jax import PPO, Config, Hyperparams, make_init, make_train_step
+from grpo_jax import PPO, Config
 from grpo_jax.devices.execution_plan import CPU, GPU
 from grpo_jax.environments import group_parameters, make_environment
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import ANCHORED, forked
-from grpo_jax.policies import MLP
 from grpo_jax.rollouts.rollout import Simulator
 
 LIMIT, NUM_ENVS, NUM_STEPS = 3, 4, 16  # episodes begin at steps 3, 6, 9, 12 and 15
 env = make_environment(Probe(), {"max_steps_in_episode": LIMIT})
 KEY = jax.random.key(1)
-PPO_FIELDS = {
-    "environment": Probe(),
-    "algorithm": "ppo",
-    "num_envs": 4,
-    "num_steps": 8,
-    "num_minibatches": 1,
-    "num_epochs": 1,
-    "network": MLP((2,)),
-}
+PPO_FIELDS = {"environment": Probe(), "algorithm": "ppo", "num_envs": 4, "num_steps": 8, "num_minibatches": 1}
 
 
 @functools.cache
@@ -48,17 +39,15 @@ def expected_marks(starts_per_rollout):
     return np.stack([draw(keys, n % starts_per_rollout) for n in range(NUM_STEPS // LIMIT)])
 
 
-@pytest.mark.parametrize("plan", ["cpu", "gpu"])
-@pytest.mark.parametrize("starts_per_rollout", [1, 2])
-def test_start_states_are_those_of_resets_and_are_used_in_turn(starts_per_rollout, plan):
+@pytest.mark.parametrize("plan, starts_per_rollout", [("cpu", 1), ("cpu", 2), ("gpu", 2)])
+def test_start_states_are_those_of_resets_and_are_used_in_turn(plan, starts_per_rollout):
     begun = marks(plan, starts_per_rollout)
     assert np.array_equal(begun, expected_marks(starts_per_rollout))
     assert np.unique(begun).size == starts_per_rollout * NUM_ENVS, "no other environment has them"
 
 
-@pytest.mark.parametrize("plan", ["cpu", "gpu"])
-def test_enough_start_states_for_all_episodes_change_nothing(plan):
-    assert bits(marks(plan, None)) == bits(marks(plan, 5)) == bits(marks("cpu", 1000))
+def test_enough_start_states_for_all_episodes_change_nothing():
+    assert len({str(bits(marks(*each))) for each in (("cpu", None), ("cpu", 5), ("gpu", 5), ("cpu", 1000))}) == 1
 
 
 def test_there_is_no_branch_and_no_draw_within_the_rollout():
@@ -75,22 +64,6 @@ def test_there_is_no_branch_and_no_draw_within_the_rollout():
     assert "cond[" in loop(CPU, None) and "fold_in" in loop(GPU, None)
     for plan in (CPU, GPU):
         assert not any(operation in loop(plan, 2) for operation in ("cond[", "fold_in"))
-
-
-@pytest.mark.slow
-def test_rows_of_train_steps_are_single_runs_under_every_plan_with_float64():
-    def iterations(plan, over_keys):
-        config = Config(starts_per_rollout=1, execution_plan=plan, **PPO_FIELDS)
-
-        def observe(key):
-            state, _ = make_train_step(config)(make_init(config)(key, Hyperparams()))
-            return state.rollout.observation, state.params
-
-        return jax.jit(over_keys(observe))(jax.random.split(jax.random.key(0), 2))
-
-    with jax.enable_x64(True):
-        rows, single_runs = iterations(GPU, jax.vmap), iterations(CPU, lambda f: functools.partial(jax.lax.map, f))
-        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), rows, single_runs)
 
 
 def test_trunks_of_forked_groups_use_theirs_in_turn():

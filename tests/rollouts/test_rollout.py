@@ -4,7 +4,6 @@ import dataclasses
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from probes import FOREVER, OneOrThirty, Probe, bits, known_params, known_policy, standing
@@ -59,27 +58,22 @@ def window():
     return jax.device_get((state, trajectory, advantages))
 
 
-@pytest.mark.parametrize("name", WINDOWS)
-def test_truncation_bootstraps_from_the_true_final_observation(window, name):
+def test_truncation_bootstraps_from_the_true_final_observation(window):
     _, trajectory, advantages = window
-    column = list(WINDOWS).index(name)
-    age, lifetime, ends, advantage = WINDOWS[name]
-    terminated = [end == "T" for end in ends]
-    truncated = [end == "t" for end in ends]
-    ages = []
-    for end in ends:
-        ages.append(age)
-        age = 0 if end != "." else age + 1
-
-    assert trajectory.observation[:, column, 0].tolist() == ages
-    assert trajectory.terminated[:, column].tolist() == terminated
-    assert trajectory.truncated[:, column].tolist() == truncated
-    assert trajectory.value[:, column].tolist() == [10.0 + 2 * age for age in ages]
-    # Where an episode only terminates nothing reads the next value; elsewhere it is that of the next age.
-    bootstraps = ~np.array(terminated)
-    expected = 12.0 + 2 * np.array(ages)
-    assert trajectory.next_value[bootstraps, column].tolist() == expected[bootstraps].tolist()
-    np.testing.assert_allclose(advantages[:, column], advantage, rtol=0, atol=1e-6)
+    for column, (name, (age, _, ends, advantage)) in enumerate(WINDOWS.items()):
+        ages = []
+        for end in ends:
+            ages.append(age)
+            age = 0 if end != "." else age + 1
+        assert trajectory.observation[:, column, 0].tolist() == ages, name
+        assert trajectory.terminated[:, column].tolist() == [end == "T" for end in ends], name
+        assert trajectory.truncated[:, column].tolist() == [end == "t" for end in ends], name
+        assert trajectory.value[:, column].tolist() == [10.0 + 2 * age for age in ages], name
+        # Where an episode only terminates nothing reads the next value; elsewhere it is that of the next age.
+        bootstraps = np.array([end != "T" for end in ends])
+        expected = 12.0 + 2 * np.array(ages)
+        assert trajectory.next_value[bootstraps, column].tolist() == expected[bootstraps].tolist(), name
+        np.testing.assert_allclose(advantages[:, column], advantage, rtol=0, atol=1e-6, err_msg=name)
 
 
 def test_the_environments_stand_where_the_window_ended(window):
@@ -90,16 +84,6 @@ def test_the_environments_stand_where_the_window_ended(window):
     assert state.episode_length.tolist() == ages
     assert state.policy_carry.tolist() == ages, "memory is reset with the episode"
     assert np.array_equal(state.observation[:, 1], state.environment.mark)
-
-
-def test_without_a_critic_there_are_no_values():
-    policy = known_policy._replace(
-        has_critic=False,
-        step=lambda params, observations, carry: (jnp.zeros((observations.shape[0], 2)), None, carry),
-    )
-    run = functools.partial(Simulator(probe, policy, None).unroll, num_steps=4, auto_reset=True)
-    _, trajectory = jax.eval_shape(run, starting([0, 0], [FOREVER, 2]), jax.random.key(0))
-    assert trajectory.value is None and trajectory.next_value is None
 
 
 # --- episodes that follow each other ---------------------------------------------------------------------------------
@@ -171,7 +155,7 @@ def test_short_episodes_are_no_more_frequent_than_their_starts(start, generator)
     assert abs(short.sum() / num_ended.sum() - 0.75) < 0.01
 
 
-@pytest.mark.parametrize("num_draws", [0, pytest.param(1, marks=pytest.mark.slow), 40])
+@pytest.mark.parametrize("num_draws", [0, 40])
 def test_how_many_start_states_are_drawn_ahead_changes_nothing(long, num_draws):
     before, *expected = long
     plan = dataclasses.replace(CPU, num_reset_draws=num_draws)
@@ -226,12 +210,9 @@ def test_a_longer_rollout_adds_masked_steps_and_nothing_else(one_episode):
     assert np.array_equal(trajectory.action, steps.action[:6])
 
 
-@pytest.mark.parametrize("num_steps, length", [(1, 1), (128, 128), (500, 125), (254, 127), (131, 1)])
-def test_randomness_is_drawn_in_equal_blocks(num_steps, length):
-    assert scan.block_length(num_steps) == length
-
-
 def test_in_each_block_other_actions_and_another_environment(monkeypatch):
+    lengths = {1: 1, 128: 128, 500: 125, 254: 127, 131: 1}
+    assert {num_steps: scan.block_length(num_steps) for num_steps in lengths} == lengths
     monkeypatch.setattr(scan, "MAX_BLOCK", 20)
     params, state = known_params((0.0, 0.0)), starting([0] * 4, [FOREVER] * 4)
     _, trajectory = play(params, state, jax.random.key(0), num_steps=40, auto_reset=True)

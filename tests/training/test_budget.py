@@ -83,23 +83,6 @@ def test_the_end_does_not_depend_on_chunks(short):
     )
 
 
-def test_growing_episodes_exceed_a_budget_by_less_than_they_grow():
-    """Iterations of 2, 4, 6, ... steps: after 12 of 18 another 6 fit, and 8 are made."""
-
-    def lengthen(progress, chunk):
-        if chunk is not None:
-            params = progress.states.rollout.environment_params
-            longer = jax.tree.map(lambda leaf: leaf + 1, params["lifetime"])
-            rollout = progress.states.rollout._replace(environment_params=params | {"lifetime": longer})
-            return progress._replace(states=progress.states.replace(rollout=rollout))
-
-    limits = {"max_steps_in_episode": 8, "lifetime": 1}
-    config = small_config("grpo", Probe(), num_envs=2, group_size=2, env_params=limits)
-    result = run(config, Hyperparams(total_steps=18.0), KEYS[:1], callback=lengthen, chunk_length=1)
-    assert result.metrics["environment/steps"][:, 0].tolist() == [2, 4, 6, 8]
-    np.testing.assert_allclose(result.used, 20 / 18, rtol=1e-6)
-
-
 def test_iterations_of_any_length_are_counted_and_scheduled(short):
     config, _ = short
     result = run(config, Hyperparams(**RATES, num_iterations=np.array([5, 2])), KEYS, chunk_length=3)

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from probes import Probe, acted, bits, counted, known_params, known_policy
+from probes import Probe, acted, bits, known_params, known_policy
 from small import small_config
 
 from grpo_jax import Config, Hyperparams, make_init, make_train_step
-from grpo_jax.algorithms import DAPO, DR_GRPO, GRPO, GRPO_RETURN_TO_GO, SAME_STEP_GAE, with_reference
+from grpo_jax.algorithms import DR_GRPO, GRPO, GRPO_RETURN_TO_GO, SAME_STEP_GAE, with_reference
 from grpo_jax.baselines import stateless
 from grpo_jax.environments import group_parameters, make_environment
 from grpo_jax.groups import ANCHORED, anchored_groups, forked
@@ -144,19 +144,11 @@ def test_the_trunk_moves_by_the_lead():
 # --- generators of random numbers ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "make_key, generator",
-    [
-        (jax.random.PRNGKey, "rbg"),
-        pytest.param(jax.random.key, "rbg", marks=pytest.mark.slow),
-        pytest.param(jax.random.key, "threefry2x32", marks=pytest.mark.slow),
-    ],
-)
-def test_environments_may_keep_their_keys(make_key, generator):
+def test_environments_may_keep_their_keys():
     """Resets and steps agree in what a key is, so that a state may hold those of either."""
     config = small_config("ppo", KeepsKeys(), num_envs=4, num_steps=4)
-    with jax.default_prng_impl(generator):
-        state = jax.jit(make_init(config))(make_key(0), Hyperparams())
+    with jax.default_prng_impl("rbg"):
+        state = jax.jit(make_init(config))(jax.random.PRNGKey(0), Hyperparams())
         state, metrics = jax.jit(make_train_step(config))(state)
     assert metrics["episode/count"] == 4
     kept = jax.tree.leaves(state.rollout.environment.mark)
@@ -259,29 +251,15 @@ def test_kept_groups_differ_in_the_rewards_of_training():
     assert metrics["episode/return_max"] > 3 and metrics["advantage/abs_mean"] > 0
 
 
-@pytest.mark.slow
-def test_dynamic_sampling_counts_all_steps_and_learns_from_some():
-    fields = {"num_envs": 32, "group_size": 4, "num_kept_groups": 3, "num_minibatches": 3, "num_steps": 20}
-    config = Config(algorithm=DAPO._replace(start=forked(5)), **CARTPOLE | fields)
-    state, metrics = jax.jit(make_train_step(config))(jax.jit(make_init(config))(jax.random.key(0), Hyperparams()))
-    assert config.num_training_steps == 3 * 4 * 20 < config.steps_per_iteration == 32 * 20 + 8 * 5
-    played = 20 * (32 - metrics["episode/count"]) + metrics["episode/count"] * metrics["episode/length_mean"]
-    # Episodes have the steps of their trunk, too.
-    np.testing.assert_allclose(metrics["environment/steps"], played - 5 * metrics["episode/count"] + 8 * 5)
-    assert np.isfinite(metrics["loss/policy"]) and metrics["environment/steps"] > 3 * 4 * 20
-    assert counted(state.steps) == metrics["environment/steps"]
-
-
 def test_live_groups_have_an_advantage_somewhere():
     advantage = jnp.zeros((3, 6)).at[1, 2].set(1.0).at[2, 5].set(1.0)
     mask = jnp.ones((3, 6), bool).at[2, 5].set(False)
     assert live_groups(advantage, mask, 2).tolist() == [False, False, True, True, False, False]
 
 
-@pytest.mark.parametrize("live_groups_only", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_without_a_live_group_the_parameters_stay_bitwise(live_groups_only):
+def test_without_a_live_group_the_parameters_stay_bitwise():
     """The reference pulls at every group otherwise, and Adam's momentum at every update."""
-    algorithm = with_reference(GRPO)._replace(live_groups_only=live_groups_only)
+    algorithm = with_reference(GRPO)._replace(live_groups_only=True)
     settings = CARTPOLE | {"environment": Probe()}
     config = Config(algorithm=algorithm, num_envs=8, group_size=4, **settings)
     step = jax.jit(make_train_step(config))
@@ -292,4 +270,4 @@ def test_without_a_live_group_the_parameters_stay_bitwise(live_groups_only):
     )
     after, metrics = step(state.replace(params=moved, opt_state=momentum))
     assert metrics["group/zero_variance_fraction"] == 1
-    assert (bits(after.params) == bits(moved)) is live_groups_only
+    assert bits(after.params) == bits(moved)

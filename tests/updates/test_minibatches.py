@@ -8,7 +8,7 @@ import pytest
 from grpo_jax.updates.minibatches import shuffled_order
 
 
-@pytest.mark.parametrize("num_samples", [1, 2, 3, 64, 70_000])
+@pytest.mark.parametrize("num_samples", [1, 3, 70_000])
 def test_an_order_is_a_permutation_with_the_valid_first(num_samples):
     valid = jax.random.bernoulli(jax.random.key(1), 0.3, (num_samples,))
     order = np.asarray(jax.jit(shuffled_order)(jax.random.key(0), valid))

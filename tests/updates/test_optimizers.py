@@ -10,13 +10,12 @@ import optax
 import pytest
 from probes import Probe, acted, bits, check
 
-from grpo_jax import Config, Hyperparams, make_init, make_train_step, run
+from grpo_jax import Config, Hyperparams, run
 from grpo_jax.devices.execution_plan import CPU, GPU
 from grpo_jax.errors import ConfigError
 from grpo_jax.policies import MLP
 from grpo_jax.rollouts.collect import collect
 from grpo_jax.rollouts.rollout import Simulator
-from grpo_jax.training.checks import check_run
 from grpo_jax.training.train_step import initial_state
 from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.epochs import update_epochs
@@ -181,23 +180,24 @@ def test_an_infinite_limit_of_the_norm_is_none():
 
 PROGRESS = (0.0, 0.25, 0.5, 1.0, 1.5)
 HALF = (1 + np.sqrt(0.5)) / 2
-SCHEDULES = {
-    "constant": ("constant", [1, 1, 1, 1, 1]),
-    "linear": ("linear", [1, 0.75, 0.5, 0, 0]),
-    "cosine": ("cosine", [1, HALF, 0.5, 0, 0]),
-    "optax": (optax.cosine_decay_schedule(1.0, 1), [1, HALF, 0.5, 0, 0]),
-    "path": ("optax.schedules:constant_schedule", None),
-    "number": (lambda progress: 0.5, [0.5] * 5),
-}
+SCHEDULES = [
+    ("constant", [1, 1, 1, 1, 1]),
+    ("linear", [1, 0.75, 0.5, 0, 0]),
+    ("cosine", [1, HALF, 0.5, 0, 0]),
+    (optax.cosine_decay_schedule(1.0, 1), [1, HALF, 0.5, 0, 0]),
+    (lambda progress: 0.5, [0.5] * 5),
+]
 
 
-@pytest.mark.parametrize("schedule, factors", [pair for pair in SCHEDULES.values() if pair[1]])
-def test_schedules_go_from_the_rate_to_the_final_one(schedule, factors):
+def test_schedules_go_from_the_rate_to_the_final_one():
     hyperparams = Hyperparams(learning_rate=0.4, final_learning_rate=0.1, critic_learning_rate=0.8)
-    rates = [learning_rates(schedule, hyperparams, progress) for progress in PROGRESS]
-    expected = 0.1 + 0.3 * np.array(factors)
-    np.testing.assert_allclose([rate.default for rate in rates], expected, rtol=1e-6)
-    np.testing.assert_allclose([rate.critic for rate in rates], 2 * expected, rtol=1e-6)
+    for schedule, factors in SCHEDULES:
+        rates = [learning_rates(schedule, hyperparams, progress) for progress in PROGRESS]
+        expected = 0.1 + 0.3 * np.array(factors)
+        np.testing.assert_allclose([rate.default for rate in rates], expected, rtol=1e-6)
+        np.testing.assert_allclose([rate.critic for rate in rates], 2 * expected, rtol=1e-6)
+    alone = learning_rates("linear", Hyperparams(learning_rate=0.0, critic_learning_rate=0.4), 0.25)
+    assert (alone.default, alone.critic) == (0, pytest.approx(0.3)), "a critic may learn alone"
 
 
 def test_warm_up_rises_from_0_and_the_schedule_follows():
@@ -214,62 +214,6 @@ def test_the_critic_of_a_network_of_ones_own_has_its_rate_at_any_depth():
     own, gradients = {"network": {"params": PARAMS}}, [{"network": {"params": gradient}} for gradient in GRADIENTS]
     whole = descend(make_optimizer("adam", Hyperparams(), rates), gradients, own)
     assert bits(whole["network"]["params"]) == bits(descend(make_optimizer("adam", Hyperparams(), rates)))
-
-
-def test_double_precision_changes_no_learning_rate():
-    with jax.enable_x64(True):
-        check_run(CONFIG, Hyperparams())
-        hyperparams = jax.tree.map(jnp.float32, Hyperparams())
-        rates = learning_rates(lambda progress: np.float64(0.5), hyperparams, jnp.float32(0.3))
-        assert rates.default.dtype == jnp.float32
-
-
-def test_a_critic_may_learn_alone():
-    hyperparams = Hyperparams(learning_rate=0.0, critic_learning_rate=0.4)
-    rates = learning_rates("linear", hyperparams, 0.25)
-    assert (rates.default, rates.critic) == (0, pytest.approx(0.3))
-
-
-# --- whole train steps -----------------------------------------------------------------------------------------------
-
-SWEPT = {
-    "adam": ("beta1", "beta2"),
-    "adamw": ("weight_decay", "beta1"),
-    "sgd": ("beta1",),
-    "rmsprop": ("beta2",),
-    "muon": ("weight_decay", "beta2"),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SWEPT)
-def test_ten_iterations_are_five_and_five_bitwise_for_rows_of_settings(name):
-    config = dataclasses.replace(CONFIG, optimizer=name, schedule="cosine", num_epochs=1)
-    train_step = make_train_step(config)
-    traces = []
-
-    @functools.partial(jax.jit, donate_argnums=0)
-    @jax.vmap
-    def five(state):
-        traces.append(name)
-        return jax.lax.scan(lambda state, _: train_step(state), state, length=5)
-
-    def start(swept):
-        swept = dict.fromkeys(SWEPT[name], jnp.array(swept))
-        hyperparams = Hyperparams(warmup=0.02, critic_learning_rate=1e-3, total_steps=200.0, **swept).broadcast(2)
-        return jax.jit(jax.vmap(make_init(config)))(jnp.stack([jax.random.key(0)] * 2), hyperparams)
-
-    end, first = five(start([0.1, 0.9]))
-    saved = jax.tree.map(lambda leaf: jnp.array(np.asarray(leaf)), end.replace(key=jax.random.key_data(end.key)))
-    end, second = five(end)
-    resumed = five(saved.replace(key=jax.random.wrap_key_data(saved.key)))
-    assert bits((end, second)) == bits(resumed) and len(traces) == 1
-    kernel = end.params["actor"]["Dense_0"]["kernel"]
-    assert np.isfinite(kernel).all() and bits(kernel[0]) != bits(kernel[1])
-    rates = np.concatenate([first["optim/learning_rate"], second["optim/learning_rate"]], axis=1)
-    critic = np.concatenate([first["optim/critic_learning_rate"], second["optim/critic_learning_rate"]], axis=1)
-    assert rates[0, 0] == 0 and (np.diff(rates[0, 1:]) < 0).all()
-    np.testing.assert_allclose(critic, rates * 1e-3 / Hyperparams().learning_rate, rtol=1e-4)
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------

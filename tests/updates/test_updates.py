@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 from probes import FOREVER, Probe, acted, bits, known_params, known_policy, standing
+from small import small_config
 
 from grpo_jax import GRPO, Config, Hyperparams, make_init, make_train_step
 from grpo_jax.environments import make_environment
@@ -98,17 +99,8 @@ def test_an_epoch_uses_every_valid_sample_once(rollout):
 
 
 def test_nan_rewards_leave_the_parameters_bitwise():
-    config = Config(
-        environment=Probe(),
-        algorithm="grpo",
-        num_envs=8,
-        group_size=4,
-        num_steps=3,
-        num_epochs=2,
-        num_minibatches=2,
-        network=MLP(()),
-        env_params={"nan_below": 2.0},
-    )
+    sizes = {"group_size": 4, "num_steps": 3, "num_epochs": 2, "num_minibatches": 2, "network": MLP(())}
+    config = small_config("grpo", Probe(), env_params={"nan_below": 2.0}, **sizes)
     state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams())
     after, metrics = jax.jit(make_train_step(config))(state)
     assert metrics["optim/skipped_updates"] == 4
