@@ -47,9 +47,7 @@ class Probe(environment.Environment):
 
     PARAMS = ProbeParams()
 
-    @property
-    def name(self):
-        return type(self).__name__
+    name = "Probe"
 
     @property
     def default_params(self):
@@ -77,6 +75,7 @@ class Probe(environment.Environment):
 class Echo(Probe):
     """One step that pays 1 if the action says whether the mark is above a half."""
 
+    name = "Echo"
     PARAMS = ProbeParams(max_steps_in_episode=1)
 
     def step_env(self, key, state, action, params):
@@ -87,6 +86,7 @@ class Echo(Probe):
 class Recall(Echo):
     """Shows whether the mark is above a half at its first step, and pays 1 if the action at its third says so."""
 
+    name = "Recall"
     PARAMS = ProbeParams(max_steps_in_episode=4, lifetime=3)
 
     def step_env(self, key, state, action, params):
@@ -106,6 +106,7 @@ class OneOrThirty(Probe):
 
     MEAN_LENGTH = (3 * 1 + 30) / 4
 
+    name = "OneOrThirty"
     PARAMS = ProbeParams(max_steps_in_episode=100)
 
     def step_env(self, key, state, action, params):
@@ -165,6 +166,7 @@ class Moving(Probe):
     above 7/8, a quarter of the time: at best 5/8 in the mean.
     """
 
+    name = "Moving"
     PARAMS = ProbeParams(max_steps_in_episode=3, lifetime=2)
 
     def grows(self, state):
@@ -200,6 +202,7 @@ class Questions(Probe):
     def __init__(self, image=False):
         self.image = image
 
+    name = "Questions"
     PARAMS = ProbeParams(max_steps_in_episode=4)
 
     def reset_env(self, key, params):

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from flax import struct
 from small import small_config
+from test_other_suites import BROKEN_IN_BRAX
 
 from grpo_jax import Hyperparams, make_init, make_train_step
 from grpo_jax.environments import make_environment
 from grpo_jax.environments.spaces import Box
 from grpo_jax.environments.suites.physics import Playground, RigidBodies, in_float32
 from grpo_jax.errors import ConfigError
-from tests.environments.test_other_suites import BROKEN_IN_BRAX
 
 
 def test_physics_multiplies_in_float32_unless_told_otherwise():

@@ -16,6 +16,7 @@ LOW, HIGH = np.float32([-1.0, 0.0]), np.float32([1.0, 4.0])
 class Aim(Probe):
     """One step with reward 1 - squared distance to a target that depends on the mark; NaN outside the bounds."""
 
+    name = "Aim"
     PARAMS = ProbeParams(max_steps_in_episode=1)
 
     def step_env(self, key, state, action, params):

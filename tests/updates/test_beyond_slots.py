@@ -117,7 +117,7 @@ def test_nothing_more_is_kept_unless_asked():
 
 
 def test_an_entry_that_the_info_lacks_is_an_error():
-    with pytest.raises(ConfigError, match="extras: the info of 'Reporting' has no 'ages': did you mean 'age'"):
+    with pytest.raises(ConfigError, match="extras: the info of 'Probe' has no 'ages': did you mean 'age'"):
         check(Config(environment=Reporting(), extras=("ages",), **SMALL))
 
 
