@@ -1,8 +1,21 @@
-"""How a train step is laid out for a kind of device.
+"""Which program a train step is, for a kind of device: all that depends on the device is named on this page.
 
 CPUs, GPUs and TPUs are fastest with different programs. A GPU waits for launches, so it gets few and large kernels. A
 CPU waits for memory beyond its cache, so it gets small parts, and it may branch. All plans compute the same numbers up
-to rounding, on every device.
+to rounding, on every device. A field stays as long as a timing speaks for it: the factors below are of whole train
+steps, on an H200 at 2,048 environments / 65,536 / 2,048 seeds of 4, or on one CPU core at 64, CartPole.
+
+What XLA chooses while it compiles for a platform, or what holds on all of them:
+
+| where | what |
+|---|---|
+| `devices/mesh.py`, `over_rows` | rows one after another (`lax.map`) on a CPU, all at once (`vmap`) elsewhere |
+| `policies/dense.py`, `product` | a kernel's gradient has its smaller operand transposed on a CPU, behind barriers |
+| `objectives/returns.py` | the loop over returns is unrolled, but not on a CPU |
+| `environments/lean/swarm.py` | comparisons in place of scatters on a TPU |
+| `updates/loss.py`, `updates/minibatches.py` | barriers, without which XLA computes a gather or a loss several times |
+| `updates/opt_state.py` | small parameters are one vector for the optimiser: less to compile |
+| `rollouts/resets.py`, `updates/epochs.py` | environments that are split over devices: no branch, one gather |
 """
 
 import dataclasses
@@ -18,8 +31,6 @@ class ExecutionPlan:
 
     value_passes: int
     """Passes over a rollout that compute values and log-probabilities; 0, or with a policy carry: in each step."""
-    packed_steps: bool
-    """The carry of the rollout's loop is one array, and so is the record of a step: fewer copies."""
     steps_per_loop: int
     """Steps in one iteration of the loops of rollouts and of recurrent layers (unrolling)."""
     num_reset_draws: int
@@ -42,19 +53,17 @@ class ExecutionPlan:
 
 CPU = ExecutionPlan(
     value_passes=0,
-    packed_steps=False,
     steps_per_loop=1,
-    num_reset_draws=8,
-    samples_per_part=512,
-    skips_empty_parts=True,
+    num_reset_draws=8,  # PPO is 1.04 times as fast as with 0
+    samples_per_part=512,  # PPO is 1.17 times, GRPO 4.2 times as fast as in one part
+    skips_empty_parts=True,  # GRPO's short episodes, in rollouts of 500 steps: 3.0 times as fast as with all parts
 )
 
 GPU = ExecutionPlan(
-    value_passes=4,
-    packed_steps=True,
-    steps_per_loop=4,
+    value_passes=4,  # 1.14 / 1.03 / 1.12 times as fast as in each step
+    steps_per_loop=4,  # 1.03 / 1.04 / 1.11 times as fast as 1, and 12 s of compiling instead of 15
     num_reset_draws=0,
-    samples_per_part=2**21,
+    samples_per_part=2**21,  # bounds memory: minibatches of the three sizes are one part
     skips_empty_parts=False,
 )
 

@@ -1,6 +1,5 @@
 """Whole episodes under fixed parameters."""
 
-import dataclasses
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -132,9 +131,7 @@ def _to_host(leaf: jax.Array) -> np.ndarray | jax.Array:
 
 def _simulator(config: Config, params: PyTree, normalizer: Normalizer, hyperparams: Hyperparams) -> Simulator:
     policy = behaviour_policy(config, normalizer, hyperparams)
-    # The compiler leaves out the parts of the trajectory that nobody reads, unless steps are packed.
-    plan = dataclasses.replace(config.plan, packed_steps=False)
-    return Simulator(config.env, policy, params, plan=plan)
+    return Simulator(config.env, policy, params, plan=config.plan)
 
 
 def _environment_params(

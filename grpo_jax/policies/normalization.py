@@ -1,4 +1,4 @@
-"""Normalisation of observations and rewards by running statistics, which are updated once per rollout."""
+"""Running statistics of observations and returns, updated once per rollout, and policies on normalised observations."""
 
 from typing import NamedTuple
 
@@ -143,15 +143,3 @@ def merge_rollout(normalizer: Normalizer, trajectory: Trajectory) -> Normalizer:
 
 def _is_statistics(part):
     return part is None or isinstance(part, RunningStatistics)
-
-
-def scaled_rewards(normalizer: Normalizer, trajectory: Trajectory, clip: jax.Array) -> Trajectory:
-    """The trajectory with rewards divided by the standard deviation of the discounted return, then clipped.
-
-    Rewards are not centred, as that would change the optimal policy. Merge the trajectory into the statistics first:
-    otherwise the first rewards of a sparse task are divided by the standard deviation of zeros.
-    """
-    reward = trajectory.reward
-    if normalizer.discounted_return is not None:
-        reward = reward * jax.lax.rsqrt(normalizer.discounted_return.variance + EPS)
-    return trajectory._replace(reward=jnp.clip(reward, -clip, clip))

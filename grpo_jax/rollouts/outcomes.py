@@ -1,10 +1,14 @@
-"""Rewards known at the end of an episode: `Environment.outcome`, evaluated once, on the final states of a rollout."""
+"""Rewards after the steps of a rollout: the outcome of whole episodes, and the scale of all rewards.
+
+`Environment.outcome` is known at the end of an episode. It is evaluated once, on the final states of a rollout.
+"""
 
 import jax
 import jax.numpy as jnp
 
 from grpo_jax.environments import Environment
 from grpo_jax.errors import ConfigError, are_alike, describe_arrays
+from grpo_jax.policies.normalization import EPS, Normalizer
 from grpo_jax.types import RewardParts, RolloutState, Trajectory
 
 
@@ -103,3 +107,15 @@ def _evaluate(environment: Environment, end: RolloutState) -> RewardParts:
         f"RewardParts(values, weights), both [{num_envs}, K], for K parts of the reward, or both "
         f"[{num_envs}, {environment.max_steps}, K], for the steps of an episode, and judged None or bool of that shape"
     )
+
+
+def scaled_rewards(normalizer: Normalizer, trajectory: Trajectory, clip: jax.Array) -> Trajectory:
+    """The trajectory with rewards divided by the standard deviation of the discounted return, then clipped.
+
+    Rewards are not centred, as that would change the optimal policy. Merge the trajectory into the statistics first:
+    otherwise the first rewards of a sparse task are divided by the standard deviation of zeros.
+    """
+    reward = trajectory.reward
+    if normalizer.discounted_return is not None:
+        reward = reward * jax.lax.rsqrt(normalizer.discounted_return.variance + EPS)
+    return trajectory._replace(reward=jnp.clip(reward, -clip, clip))

@@ -1,4 +1,4 @@
-"""One loop over the steps of a rollout: random numbers in blocks, packed carries, and an early stop.
+"""One loop over the steps of a rollout: random numbers in blocks, and an early stop.
 
 A random generator is many small operations, which on a CPU cost as much for one step as for many. The random numbers of
 a whole long episode would be most of the memory of an evaluation. So they are drawn a block of steps at a time.
@@ -6,11 +6,9 @@ a whole long episode would be most of the memory of an evaluation. So they are d
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 from jax.custom_batching import custom_vmap
 
 from grpo_jax.devices.execution_plan import ExecutionPlan
@@ -21,9 +19,6 @@ MAX_BLOCK = 128
 
 MAX_STAGES = 4
 """The most sizes of a carry in a rollout, each of which compiles the step anew."""
-
-MAX_ROWS = 64
-"""Leaves of more numbers for each environment are not packed: to copy them costs more than to launch a copy."""
 
 
 def block_length(num_steps: int, most: int | None = None) -> int:
@@ -68,7 +63,8 @@ def scan_in_blocks(
     scan = jax.lax.scan if goes_on is None else functools.partial(_scan_while, goes_on)
 
     def play(carry, xs):
-        return scan_steps(step, carry, xs, plan)
+        num_steps = jax.tree.leaves(xs)[0].shape[0]
+        return jax.lax.scan(step, carry, xs, unroll=min(plan.steps_per_loop, num_steps))
 
     def block(carry, key):
         xs = draw(key, length)
@@ -127,80 +123,3 @@ def any_in_all_rows(x: jax.Array) -> jax.Array:
 @any_in_all_rows.def_vmap
 def _any_in_all_rows_of_batch(axis_size, is_batched, x):
     return any_in_all_rows(x), False
-
-
-# --- packed carries --------------------------------------------------------------------------------------------------
-
-
-def scan_steps(step: Callable, carry: PyTree, xs: PyTree, plan: ExecutionPlan) -> tuple[PyTree, PyTree]:
-    """`lax.scan` of carries and outputs `[B, ...]`, laid out as the plan says."""
-    length = jax.tree.leaves(xs)[0].shape[0]
-    scan = functools.partial(jax.lax.scan, xs=xs, unroll=min(plan.steps_per_loop, length))
-    if not plan.packed_steps:
-        return scan(step, carry)
-
-    def packed_step(carry, x):
-        carry, output = step(carry.unpack(), x)
-        return pack(carry), pack(output)
-
-    carry, outputs = scan(packed_step, pack(carry))
-    return carry.unpack(), outputs.unpack()
-
-
-@struct.dataclass
-class Packed:
-    """A tree of leaves `[B, ...]` in few arrays: a loop then copies one in each step instead of one for each leaf.
-
-    The environments are last: no padding on a TPU, whose tiles are 128 wide. In a stack of trees each array has further
-    leading axes.
-    """
-
-    rows: jax.Array  # [..., K, B] int32: the bits of the narrow leaves of 4-byte numbers and booleans
-    others: list[jax.Array]  # the other leaves, [..., B, ...]
-    structure: Any = struct.field(pytree_node=False)
-    leaves: tuple[jax.ShapeDtypeStruct, ...] = struct.field(pytree_node=False)  # of one tree
-
-    def unpack(self) -> PyTree:
-        """The tree, or the stacked trees, each leaf `[..., B, ...]`."""
-        lead, others = self.rows.shape[:-2], iter(self.others)
-        leaves, start = [], 0
-        for leaf in self.leaves:
-            if not _is_packed(leaf):
-                leaves.append(next(others))
-                continue
-            end = start + leaf.size // leaf.shape[0]
-            rows = _from_bits(self.rows[..., start:end, :], leaf.dtype)
-            leaves.append(jnp.moveaxis(rows, -1, len(lead)).reshape(*lead, *leaf.shape))
-            start = end
-        return self.structure.unflatten(leaves)
-
-
-def pack(tree: PyTree) -> Packed:
-    """Packs a tree of leaves `[B, ...]`."""
-    leaves, structure = jax.tree.flatten(tree)
-    num_envs = leaves[0].shape[0]
-    rows = [_to_bits(x.reshape(num_envs, -1).T) for x in leaves if _is_packed(x)]
-    return Packed(
-        rows=jnp.concatenate([jnp.zeros((0, num_envs), jnp.int32), *rows]),
-        others=[x for x in leaves if not _is_packed(x)],
-        structure=structure,
-        leaves=tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves),
-    )
-
-
-def _is_packed(leaf: jax.Array) -> bool:
-    is_number = jnp.issubdtype(leaf.dtype, jnp.number) and leaf.dtype.itemsize == 4
-    return (is_number or leaf.dtype == jnp.bool_) and leaf.size <= MAX_ROWS * leaf.shape[0]
-
-
-def _to_bits(x: jax.Array) -> jax.Array:
-    """int32 of the same shape: the bits of numbers of 4 bytes, or 0 and 1 for booleans.
-
-    Signed, as XLA's Triton kernels on a mesh do not convert unsigned ones.
-    """
-    return x.astype(jnp.int32) if x.dtype == jnp.bool_ else jax.lax.bitcast_convert_type(x, jnp.int32)
-
-
-def _from_bits(bits: jax.Array, dtype: Any) -> jax.Array:
-    """The inverse of `_to_bits`."""
-    return bits != 0 if dtype == jnp.bool_ else jax.lax.bitcast_convert_type(bits, dtype)

@@ -10,8 +10,9 @@ from grpo_jax.config import Config, behaviour_policy, kept_with
 from grpo_jax.environments import EnvParams, group_parameters
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.policies import Policy, partition
-from grpo_jax.policies.normalization import initial_normalizer, merge_rollout, scaled_rewards
+from grpo_jax.policies.normalization import initial_normalizer, merge_rollout
 from grpo_jax.rollouts.collect import collect, kept_groups
+from grpo_jax.rollouts.outcomes import scaled_rewards
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.training.budget import fraction_done
 from grpo_jax.training.metrics import own_metrics, rollout_metrics

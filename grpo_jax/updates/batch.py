@@ -1,4 +1,4 @@
-"""From a trajectory to samples: rewards, baselines, advantages, masks and weights, computed once."""
+"""From a trajectory to samples: scores, advantages, targets, masks and weights, computed once."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -43,33 +43,25 @@ def make_batch(
     Raises:
       ValueError: a slot returned the wrong shape, or lacks something that it needs.
     """
-    algorithm, group_size, baseline_state = config.algorithm, config.group_size, state.baseline
+    algorithm, group_size = config.algorithm, config.group_size
+
+    # Scores: the rewards, and the values of states that they are compared with.
     if config.share_prompts:
         trajectory = one_carry_per_group(trajectory, group_size)
-    reference = _Reference()
-    if algorithm.reference is not None:
-        reference_params = combine(state.reference_params, partition(policy, state.params)[1])
-        reference = _run_reference(algorithm, policy, reference_params, trajectory)
-    if algorithm.reward is not None:
-        reward = algorithm.reward(trajectory, _kl_to_reference(trajectory, reference.log_prob), hyperparams)
-        trajectory = trajectory._replace(reward=check_shape("reward", reward, trajectory.reward))
+    reference = _run_reference(config, policy, state, trajectory)
+    played = _with_reward(config, trajectory, reference, hyperparams)
+    trajectory = _without_truncations(played) if config.env.limit_terminates else played
+    compared, baseline_state = _with_baseline(config, policy, state, trajectory, hyperparams)
 
-    played = trajectory
-    if config.env.limit_terminates:
-        trajectory = trajectory._replace(terminated=played.ended, truncated=jnp.zeros_like(played.truncated))
-    compared = trajectory
-    if algorithm.baseline is not None:
-        compared, baseline_state = _with_baseline(config, policy, state, trajectory, hyperparams)
+    # Advantages and targets.
     advantage = check_shape("advantage", algorithm.advantage(compared, hyperparams, group_size), trajectory.reward)
-    target = None if compared.value is None else advantage + compared.value
-    if compared.value is not None and (algorithm.baseline is not None or algorithm.critic is None):
-        advantage = _above_rounding(advantage, compared)
-    if algorithm.baseline is not None:
-        if trajectory.value is not None:  # the targets of a critic beside a baseline come from its own values
-            target = gae_advantage(trajectory, hyperparams, group_size) + trajectory.value
+    target = _targets(config, trajectory, compared, advantage, hyperparams)
+    advantage = _above_rounding(algorithm, advantage, compared)
 
+    # Masks and weights.
     mask = _training_mask(algorithm, played, advantage, group_size)
     weight = check_shape("reduce", bound(algorithm.reduce, hyperparams)(mask), mask)
+
     batch = Batch(
         observation=trajectory.observation,
         action=trajectory.action,
@@ -109,7 +101,11 @@ class _Reference(NamedTuple):
     features: jax.Array | None = None
 
 
-def _run_reference(algorithm: Algorithm, policy: Policy, params: PyTree, trajectory: Trajectory) -> _Reference:
+def _run_reference(config: Config, policy: Policy, state: TrainState, trajectory: Trajectory) -> _Reference:
+    algorithm = config.algorithm
+    if algorithm.reference is None:
+        return _Reference()
+    params = combine(state.reference_params, partition(policy, state.params)[1])
     carry = jax.tree.map(lambda leaf: leaf[0], trajectory.carry)
     is_first = trajectory.is_first.at[0].set(True)  # the carry is the behaviour policy's
     inputs = params, trajectory.observation, carry, is_first
@@ -121,18 +117,29 @@ def _run_reference(algorithm: Algorithm, policy: Policy, params: PyTree, traject
     return _Reference(distribution, policy.distribution.log_prob(distribution, trajectory.action))
 
 
-def _kl_to_reference(trajectory: Trajectory, reference_log_prob: jax.Array | None) -> jax.Array | None:
-    """`[T, B]`: the estimate k1, 0 where the environment acted; None without a reference."""
-    if reference_log_prob is None:
-        return None
-    kl = divergences.k1(trajectory.log_prob, reference_log_prob)
-    return kl if trajectory.forced is None else jnp.where(trajectory.forced, 0.0, kl)
+def _with_reward(config: Config, trajectory: Trajectory, reference: _Reference, hyperparams: Hyperparams) -> Trajectory:
+    """The trajectory with the rewards of the slot `reward`, which sees the estimate k1 of the KL to the reference."""
+    if config.algorithm.reward is None:
+        return trajectory
+    kl = None
+    if reference.log_prob is not None:
+        kl = divergences.k1(trajectory.log_prob, reference.log_prob)
+        kl = kl if trajectory.forced is None else jnp.where(trajectory.forced, 0.0, kl)  # where the environment acted
+    reward = config.algorithm.reward(trajectory, kl, hyperparams)
+    return trajectory._replace(reward=check_shape("reward", reward, trajectory.reward))
+
+
+def _without_truncations(trajectory: Trajectory) -> Trajectory:
+    """The trajectory as if each of its ends were terminal."""
+    return trajectory._replace(terminated=trajectory.ended, truncated=jnp.zeros_like(trajectory.truncated))
 
 
 def _with_baseline(
     config: Config, policy: Policy, state: TrainState, trajectory: Trajectory, hyperparams: Hyperparams
 ) -> tuple[Trajectory, PyTree]:
-    """The trajectory with the baseline's values for the critic's, and the next state of the baseline."""
+    """The trajectory with the values of the baseline, if there is one, for the critic's; the baseline's next state."""
+    if config.algorithm.baseline is None:
+        return trajectory, state.baseline
 
     def apply(trajectory):
         arguments = state.baseline, policy, state.params, hyperparams, config.group_size
@@ -153,12 +160,23 @@ def _with_baseline(
     return trajectory._replace(value=value, next_value=following), baseline_state
 
 
-def _above_rounding(advantage: jax.Array, trajectory: Trajectory) -> jax.Array:
+def _targets(
+    config: Config, trajectory: Trajectory, compared: Trajectory, advantage: jax.Array, hyperparams: Hyperparams
+) -> jax.Array | None:
+    """The critic's targets `[T, B]`: advantage plus value. Beside a baseline they come from the critic's own values."""
+    if config.algorithm.baseline is not None and trajectory.value is not None:
+        return gae_advantage(trajectory, hyperparams, config.group_size) + trajectory.value
+    return None if compared.value is None else advantage + compared.value
+
+
+def _above_rounding(algorithm: Algorithm, advantage: jax.Array, trajectory: Trajectory) -> jax.Array:
     """The advantage, or 0 where rounding alone may have made it from values that are returns of other rollouts.
 
     A minibatch of states whose visits all had the same return has only such advantages, which `normalize` would scale.
     """
     value, valid = trajectory.value, trajectory.valid
+    if value is None or (algorithm.baseline is None and algorithm.critic is not None):
+        return advantage
     mean_value = jnp.mean(jnp.abs(value), where=valid & jnp.isfinite(value))
     mean_size = jnp.mean(jnp.sum(jnp.abs(trajectory.reward), axis=0, where=valid))
     return above_rounding(advantage, value, mean_value, mean_size)

@@ -15,10 +15,10 @@ from grpo_jax.policies.normalization import (
     initial_normalizer,
     initial_statistics,
     normalized,
-    scaled_rewards,
 )
 from grpo_jax.policies.normalization import merge as uncompiled_merge
 from grpo_jax.policies.normalization import merge_rollout as uncompiled_merge_rollout
+from grpo_jax.rollouts.outcomes import scaled_rewards
 from grpo_jax.types import Trajectory
 
 merge, merge_rollout = jax.jit(uncompiled_merge), jax.jit(uncompiled_merge_rollout)

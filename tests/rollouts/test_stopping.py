@@ -78,7 +78,7 @@ def test_rollouts_in_which_episodes_follow_each_other_have_all_steps():
 @pytest.mark.parametrize(
     "plan",
     [dataclasses.replace(CPU, steps_per_check=1), pytest.param(GPU, marks=pytest.mark.slow)],
-    ids=["stopping", "packed"],
+    ids=["cpu", "gpu"],
 )
 def test_attention_to_the_part_of_the_cache_that_can_be_filled_changes_nothing(plan, monkeypatch):
     monkeypatch.setattr(scan, "MAX_BLOCK", 2)  # short completions are one block, and have one stage

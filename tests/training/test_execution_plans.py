@@ -1,6 +1,8 @@
 """Every execution plan gives the same numbers, to rounding."""
 
 import dataclasses
+import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -9,11 +11,11 @@ import pytest
 from probes import Parts, Probe, copy_task
 
 from grpo_jax import GRPO, Config, Hyperparams, make_init, make_train_step, with_reference
+from grpo_jax.devices import execution_plan
 from grpo_jax.devices.execution_plan import CPU, GPU, ExecutionPlan, resolve_plan
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import forked
 from grpo_jax.policies import MLP, Transformer
-from grpo_jax.rollouts.scan import pack
 from grpo_jax.updates.minibatches import minibatch_order
 
 SMALL = {"num_envs": 8, "network": MLP((8, 8)), "num_minibatches": 2, "num_epochs": 2}
@@ -71,34 +73,6 @@ def test_types_of_a_plan_are_the_same_with_float64():
         assert shapes[0] == shapes[1]
 
 
-def test_packed_trees_come_back_bitwise():
-    tree = {
-        "nan": jnp.array([jnp.nan, -jnp.inf, -0.0]),
-        "integers": jnp.arange(-6, 6, dtype=jnp.int32).reshape(3, 2, 2),
-        "truth": jnp.array([[True], [False], [True]]),
-        "bytes": jnp.arange(3, dtype=jnp.uint8),
-        "wide": jnp.ones((3, 100)),
-        "keys": jax.random.split(jax.random.key(0), 3),
-        "none": None,
-        "empty": jnp.zeros((3, 0)),
-    }
-
-    def as_bytes(tree):
-        keys = jax.random.key_data(tree["keys"])
-        return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree | {"keys": keys})]
-
-    @jax.jit
-    def packed(tree):
-        stacked = jax.lax.map(lambda _: pack(tree), jnp.arange(2)).unpack()
-        return pack(tree).rows, pack(tree).unpack(), stacked
-
-    rows, unpacked, stacked = packed(tree)
-    assert rows.shape == (1 + 4 + 1 + 0, 3)
-    assert as_bytes(unpacked) == as_bytes(tree)
-    assert stacked["integers"].shape == (2, 3, 2, 2)
-    assert as_bytes(jax.tree.map(lambda leaf: leaf[1], stacked)) == as_bytes(tree)
-
-
 def test_a_plan_is_found_by_name_or_backend_and_checked():
     assert resolve_plan("gpu") == GPU
     assert resolve_plan("auto") == resolve_plan(jax.default_backend())
@@ -111,6 +85,15 @@ def test_a_plan_is_found_by_name_or_backend_and_checked():
     for field in ("steps_per_loop", "samples_per_part", "value_passes", "num_reset_draws"):
         with pytest.raises(ConfigError, match=field):
             ExecutionPlan(**fields | {field: -1})
+
+
+def test_the_plan_names_every_file_that_chooses_by_platform():
+    package = Path(execution_plan.__file__).parents[1]
+    choosing = re.compile(r"platform_dependent\(|optimization_barrier\(|devices.*\.platform ==")
+    files = {
+        path.relative_to(package).as_posix() for path in package.rglob("*.py") if choosing.search(path.read_text())
+    }
+    assert files <= set(re.findall(r"`([\w/]+\.py)`", execution_plan.__doc__))
 
 
 def test_every_minibatch_has_an_equal_share_of_each_block():
