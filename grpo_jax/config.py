@@ -17,7 +17,7 @@ from grpo_jax.environments.suites import SUITES
 from grpo_jax.errors import KnownFields
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.importing import is_custom
-from grpo_jax.policies import Policy
+from grpo_jax.policies import Policy, make_token_policy
 from grpo_jax.policies.custom import make_custom_policy
 from grpo_jax.policies.distributions import make_distribution
 from grpo_jax.policies.networks import MLP, NETWORKS, Transformer, resolve_network
@@ -225,11 +225,11 @@ class Config(KnownFields):
         critic = self.algorithm.critic is not None
         if self.has_custom_network:
             return make_custom_policy(self.network, self.env.observation, distribution, critic)
-        if self.is_transformer:  # a critic also reads the last token, for its value
-            options = {"max_steps": self.env.max_steps + critic, "logits_chunk": self.logits_chunk}
-        else:
-            options = {"steps_per_loop": self.plan.steps_per_loop}
-        return self.network(self.env.observation, distribution, critic, **options)
+        if self.is_transformer:
+            max_steps = self.env.max_steps + critic  # a critic also reads the last token, for its value
+            options = {"max_steps": max_steps, "critic": critic, "logits_chunk": self.logits_chunk}
+            return make_token_policy(self.network, distribution, **options)
+        return self.network(self.env.observation, distribution, critic, steps_per_loop=self.plan.steps_per_loop)
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickles the fields alone: what was made of them (functions, programs) is made again."""

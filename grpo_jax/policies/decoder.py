@@ -1,9 +1,7 @@
 """A decoder-only transformer. The caller holds its cache: the keys and values of each layer."""
 
-from __future__ import annotations
-
 import functools
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -11,22 +9,8 @@ import jax.numpy as jnp
 from jax.lax import broadcast_to_rank
 
 from grpo_jax.policies.dense import Dense, product
+from grpo_jax.policies.transformer import Transformer
 from grpo_jax.types import PyTree
-
-if TYPE_CHECKING:
-    from grpo_jax.policies.transformer import Transformer
-
-DENSE_LAYERS = ("qkv", "out", "gate_up", "down")
-"""The dense layers of a block."""
-
-
-class Sizes(NamedTuple):
-    """Sizes of a `Transformer`, none of them None."""
-
-    heads: int
-    kv_heads: int
-    head: int
-    feedforward: int
 
 
 class KeysValues(NamedTuple):

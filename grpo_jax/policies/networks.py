@@ -1,4 +1,4 @@
-"""Networks as values. Each is called like a function of the user: `(observation, distribution, critic) -> Policy`."""
+"""Networks as values, of which all but a transformer are called as `(observation, distribution, critic) -> Policy`."""
 
 import dataclasses
 import functools

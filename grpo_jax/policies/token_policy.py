@@ -1,23 +1,19 @@
 """A transformer as a policy: the prompt is read first, the observation is the last token, the action the next one."""
 
-from __future__ import annotations
-
 import functools
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from grpo_jax.errors import ConfigError
-from grpo_jax.policies.decoder import DENSE_LAYERS, Decoder, KeysValues, token_logits
+from grpo_jax.policies.decoder import Decoder, KeysValues, token_logits
 from grpo_jax.policies.dense import product
 from grpo_jax.policies.distributions import Distribution
 from grpo_jax.policies.policy import Policy
 from grpo_jax.policies.sampling import change_logits
+from grpo_jax.policies.transformer import DENSE_LAYERS, Transformer
 from grpo_jax.types import PyTree
-
-if TYPE_CHECKING:
-    from grpo_jax.policies.transformer import Transformer
 
 Networks = dict[str, Decoder]
 

@@ -1,15 +1,13 @@
 """A transformer of tokens as a value: its sizes and variants."""
 
 import dataclasses
+from typing import NamedTuple
 
 from grpo_jax.errors import ConfigError, KnownFields, as_count
-from grpo_jax.policies.decoder import DENSE_LAYERS, Sizes
 from grpo_jax.policies.dense import Adapter
-from grpo_jax.policies.distributions import Distribution
-from grpo_jax.policies.policy import Policy
-from grpo_jax.policies.token_policy import make_token_policy
-from grpo_jax.types import PyTree
 
+DENSE_LAYERS = ("qkv", "out", "gate_up", "down")
+"""The dense layers of a block."""
 DTYPES = ("float32", "bfloat16")
 LARGEST_FLOAT = 2.0**127  # well within float32
 _COUNTS = (
@@ -17,6 +15,15 @@ _COUNTS = (
     *("vocab_size", "lora_rank"),
 )
 _LORA_OPTIONS = ("lora_alpha", "lora_layers", "frozen_dtype")  # fields that have no effect without lora_rank
+
+
+class Sizes(NamedTuple):
+    """Sizes of a `Transformer`, none of them None."""
+
+    heads: int
+    kv_heads: int
+    head: int
+    feedforward: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -120,7 +127,7 @@ class Transformer(KnownFields):
         return dataclasses.replace(self, lora_rank=None, **defaults)
 
     @property
-    def sizes(self) -> "Sizes":
+    def sizes(self) -> Sizes:
         """The sizes, with defaults instead of None."""
         return Sizes(
             heads=self.num_heads,
@@ -128,15 +135,3 @@ class Transformer(KnownFields):
             head=self.head_size or self.width // self.num_heads,
             feedforward=self.feedforward_size or -(-self.width // 3) * 8,
         )
-
-    def __call__(
-        self,
-        observation: PyTree,
-        distribution: Distribution,
-        critic: bool,
-        *,
-        max_steps: int,
-        logits_chunk: int | None = None,
-    ) -> Policy:
-        """The policy: see `make_token_policy`. An observation is a token."""
-        return make_token_policy(self, distribution, max_steps=max_steps, critic=critic, logits_chunk=logits_chunk)

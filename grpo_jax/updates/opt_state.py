@@ -14,8 +14,8 @@ from grpo_jax.types import PyTree
 MAX_FLAT_PARAMETERS = 2**20
 """The most parameters of one dtype that are copied into one vector.
 
-A vector is quick to compile: PPO in 7.0 s, as a tree of twelve arrays in 8.0 (one CPU core). It costs time on a GPU with
-many seeds: 2,048 of them trained 1.15 times as fast without it on an H200, which was equal at other sizes.
+A vector is quick to compile: PPO in 7.0 s, as a tree of twelve arrays in 8.0 (one CPU core). With many seeds it costs
+time on a GPU: 2,048 of them trained 1.15 times as fast without it on an H200, which was equal at other sizes.
 """
 
 
