@@ -13,7 +13,7 @@ import jax
 from grpo_jax.devices.execution_plan import resolve_plan
 from grpo_jax.environments.spaces import Discrete
 from grpo_jax.errors import ConfigError, as_count
-from grpo_jax.policies.transformer import DTYPES
+from grpo_jax.policies.transformer import DTYPES, Transformer
 
 MAX_SAMPLES = 2**26
 """Samples of a batch. With more, fewer than five random bits would be left beside the index: see `shuffled_order`."""
@@ -49,7 +49,7 @@ def check_switches(config: Any) -> None:
 
 def check_function(field: str, value: Any) -> None:
     """Raises ConfigError for what is neither a name nor a function that can be compared with others."""
-    if not isinstance(value, str) and not callable(value):
+    if not isinstance(value, str | Transformer) and not callable(value):
         raise ConfigError(f"{field}={value!r} must be a name, a path 'package.module:name' or a function")
     try:
         hash(value)
