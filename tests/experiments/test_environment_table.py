@@ -17,10 +17,11 @@ class Infinite(Probe):
 
 
 def test_a_row_says_what_is_wrong(tmp_path, capsys):
-    names = ("probes:Probe", "test_environment_table:Infinite", "probes:Missing")
+    infinite = f"{__name__}:Infinite"
+    names = ("probes:Probe", infinite, "probes:Missing")
     environments.main(environments.Arguments(environments=names, num_envs=2, num_steps=7, out=tmp_path))
     rows = json.loads((tmp_path / environments.SUMMARY).read_text())
     assert rows["probes:Probe"]["problem"] == "" and rows["probes:Probe"]["limit"] == 3
-    assert rows["test_environment_table:Infinite"]["problem"] == "a reward is not finite"
+    assert rows[infinite]["problem"] == "a reward is not finite"
     assert rows["probes:Missing"]["problem"].startswith("ConfigError: ")
     assert "1 of 3 environments have no problem" in capsys.readouterr().out
