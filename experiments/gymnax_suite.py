@@ -64,10 +64,7 @@ HEADER = ["steps", *METHODS, "random", "published", "goal", "PPO's core time"]
 
 @dataclasses.dataclass
 class Arguments(SuiteArguments):
-    """Trains PPO and GRPO on gymnax's environments, and compares them.
-
-    The results of an environment are written as soon as it is done, beside those that the folder has already.
-    """
+    """Trains PPO and GRPO on gymnax's environments, and compares them."""
 
     out: Path = Path("runs/gymnax_suite")
     """Folder for the results."""
@@ -84,16 +81,15 @@ def plans(arguments: Arguments, environment: str) -> list[RunSpec]:
 
 
 def cells(environment: str, result: dict) -> list[str]:
-    """The columns of `HEADER` for an environment, with the name of a variant of GRPO."""
     entry = SUITE.get(environment, Entry())
     runs = [result["runs"].get(label) for label in METHODS]
     goal = ""
     if entry.goal is not None:
         best = max(run["iqm"] for run in runs if run is not None)
         goal = f"{entry.goal:g}" + ("" if best >= entry.goal else " (missed)")
-    scores = [score_cell(run, usual=("ppo", "grpo")) for run in runs]
     random = "" if result.get("random") is None else f"{result['random']:.4g}"
     core_time = "" if runs[0] is None else f"{runs[0]['core_seconds']:.0f} s"
+    scores = [score_cell(run, usual=("ppo", "grpo")) for run in runs]
     return [f"{result['steps']:,}", *scores, random, entry.published, goal, core_time]
 
 

@@ -87,8 +87,7 @@ def fields_of(environment: str, method: Method, total_steps: int) -> dict[str, A
 
 
 def cells(environment: str, result: dict) -> list[str]:
-    scores = (score_cell(result["runs"].get(label), usual=("ppo", "grpo")) for label in METHODS)
-    return [f"{result['steps']:,}", *scores]
+    return [f"{result['steps']:,}", *(score_cell(result["runs"].get(each), ("ppo", "grpo")) for each in METHODS)]
 
 
 if __name__ == "__main__":

@@ -60,10 +60,7 @@ SUITE = {
 
 @dataclasses.dataclass
 class Arguments(SuiteArguments):
-    """Trains PPO on environments of other suites than gymnax.
-
-    The results of an environment are written as soon as it is done, beside those that the folder has already.
-    """
+    """Trains PPO on environments of other suites than gymnax."""
 
     num_seeds: Seeds = 4
     """Independent runs of each."""

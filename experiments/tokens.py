@@ -31,7 +31,7 @@ from grpo_jax.runs.progress import Chunk, Progress
 from grpo_jax.sweeps.runs import Score
 from grpo_jax.types import PyTree
 
-from .harness.token_tasks import REWARD_HACKING, TokenTask, token_task
+from .harness.trainings import REWARD_HACKING, TokenTask, token_task
 
 HELD_OUT = {"held_out": 1}
 NUM_FINAL, NUM_PROMPTS, NUM_SAMPLES, NUM_POINTS = 512, 64, 16, 20

@@ -9,13 +9,7 @@ from grpo_jax.environments.spaces import Discrete
 
 
 def random_text(prompt_length: int, num_steps: int, vocab_size: int) -> Environment:
-    """One prompt, and random rewards; completions end at the limit only.
-
-    Args:
-      prompt_length: tokens of a prompt.
-      num_steps: tokens of a completion.
-      vocab_size: number of different tokens.
-    """
+    """One prompt, and random rewards; completions end at the limit only, after `num_steps` tokens."""
 
     def reset(key, params):
         return jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)

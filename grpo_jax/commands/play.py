@@ -7,10 +7,9 @@ from typing import Annotated
 import jax
 
 from grpo_jax.commands.harness.command import command, make_console
-from grpo_jax.commands.harness.drawing import Drawing
 from grpo_jax.commands.harness.limits import Between, OutFile
 from grpo_jax.commands.harness.parsing import parse_flags
-from grpo_jax.commands.harness.trained import EpisodeArguments
+from grpo_jax.commands.harness.trained import Drawing, EpisodeArguments
 
 
 @dataclasses.dataclass

@@ -58,7 +58,7 @@ def read_runs(folder: Path, metric: str = RETURN) -> list[SavedRun]:
         raise ConfigError(f"{folder} is not the folder of a run: it has no {METRICS_FILE}")
     chunks = read_metrics(folder)
     if not chunks:
-        raise ConfigError(f"{path} has no iteration in it yet")
+        raise ConfigError(f"{path} has no iteration in it yet, or is of an older version")
     finals = _final_returns(folder / SUMMARY_FILE) if (folder / SUMMARY_FILE).exists() else {}
     runs, settings = [], read_settings(folder)
     for name, chunk in chunks.items():

@@ -7,10 +7,10 @@ import jax
 
 from grpo_jax.algorithms import name_of
 from grpo_jax.commands.harness.command import command
-from grpo_jax.commands.harness.drawing import Drawing
 from grpo_jax.commands.harness.flags import RunFlags, parse
 from grpo_jax.commands.harness.limits import OutFile, Seeds
 from grpo_jax.commands.harness.study import CommandStudy, StudyArguments
+from grpo_jax.commands.harness.trained import Drawing
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording import RunSpec
 

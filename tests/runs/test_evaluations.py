@@ -7,16 +7,7 @@ import pytest
 from probes import Probe, bits
 from small import small_config
 
-from grpo_jax import (
-    Evaluate,
-    Hyperparams,
-    Recording,
-    evaluate,
-    no_progress,
-    reached_return,
-    recorded_run,
-    run,
-)
+from grpo_jax import Evaluate, Hyperparams, Recording, evaluate, no_progress, reached_return, recorded_run, run
 from grpo_jax.commands.harness.study import EvaluationArguments
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.folder_lock import StopSignal
@@ -175,43 +166,32 @@ def test_a_callback_may_change_the_states_and_stop_rows(plain):
     assert (result.metrics["optim/learning_rate"][4:, 2] == 0).all()
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ({"evaluate": 10}, r"evaluate=10 does not say .*; use Evaluate\(every=10\)"),
-        ({"callback": lambda progress, chunk: progress.states}, "the callback returned TrainState; return None, or"),
-        (
-            {
-                "callback": lambda progress, chunk: progress._replace(
-                    states=jax.tree.map(lambda x: x[:1], progress.states)
-                )
-            },
-            r"in which params/actor/Dense_0/bias is float32\[1, 4\] instead of float32\[3, 4\]; keep structure",
-        ),
-        (
-            {"callback": lambda progress, chunk: progress._replace(stopped=np.zeros(2, bool))},
-            r"the callback returned stopped = bool\[2\], but it must be bool\[3\]",
-        ),
-    ],
-)
-def test_mistakes(arguments, message):
-    with pytest.raises(ConfigError, match=message):
-        run(CONFIG, HYPERPARAMS, KEYS, **arguments)
+def of_callback(change):
+    return {"callback": lambda progress, chunk: change(progress)}
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ((-1,), "every=-1 is not a positive integer"),
-        ((2, 0), "episodes=0 is not a positive integer"),
-        ((2, 3, 5), r"stop_when=5 is not a function; use one, such as reached_return\(5\)"),
-    ],
-)
-def test_evaluations_without_a_meaning_are_refused(arguments, message):
+def one_row(now):
+    return now._replace(states=jax.tree.map(lambda x: x[:1], now.states))
+
+
+MISTAKES = {
+    r"evaluate=10 does not say .*; use Evaluate\(every=10\)": lambda: {"evaluate": 10},
+    "the callback returned TrainState; return None, or": lambda: of_callback(lambda now: now.states),
+    r"params/actor/Dense_0/bias is float32\[1, 4\] instead of float32\[3, 4\]; keep": lambda: of_callback(one_row),
+    r"the callback returned stopped = bool\[2\], but it must be bool\[3\]": lambda: of_callback(
+        lambda now: now._replace(stopped=np.zeros(2, bool))
+    ),
+    "every=-1 is not a positive integer": lambda: {"evaluate": Evaluate(-1)},
+    "episodes=0 is not a positive integer": lambda: {"evaluate": Evaluate(2, 0)},
+    r"stop_when=5 is not a function; use one, such as reached_return\(5\)": lambda: {"evaluate": Evaluate(2, 3, 5)},
+    "threshold=nan is not a return": lambda: {"evaluate": Evaluate(2, 3, reached_return(np.nan))},
+}
+
+
+@pytest.mark.parametrize("message, arguments", MISTAKES.items())
+def test_mistakes(message, arguments):
     with pytest.raises(ConfigError, match=message):
-        Evaluate(*arguments)
-    with pytest.raises(ConfigError, match="threshold=nan is not a return"):
-        reached_return(float("nan"))
+        run(CONFIG, HYPERPARAMS, KEYS, **arguments())
 
 
 def test_a_criterion_gives_a_bool_for_each_row_or_one_for_all():
@@ -225,24 +205,26 @@ def test_a_criterion_gives_a_bool_for_each_row_or_one_for_all():
             stopped(wrong)
 
 
+def recorded(folder, evaluate, interrupt_at=None):
+    """The result of a run, or of the rest of it; with an iteration to stop at, as by a signal."""
+
+    def callback(progress, chunk):
+        if progress.iteration == interrupt_at:
+            raise StopSignal(15)
+
+    given = CONFIG, HYPERPARAMS, KEYS, Recording(folder, 2, resume=True)
+    if interrupt_at is None:
+        return recorded_run(*given, evaluate=evaluate, console=False)
+    with pytest.raises(StopSignal):
+        recorded_run(*given, evaluate=evaluate, callback=callback, console=False)
+
+
 @pytest.mark.slow
 def test_a_run_is_resumed_with_and_without_evaluations(tmp_path):
-    def recorded(folder, evaluate_every, interrupt_at=None):
-        def callback(progress, chunk):
-            if progress.iteration == interrupt_at:
-                raise StopSignal(15)
-
-        return recorded_run(
-            *(CONFIG, HYPERPARAMS, KEYS, Recording(tmp_path / folder, 2, resume=True)),
-            evaluate=Evaluate(evaluate_every, episodes=6) if evaluate_every else None,
-            callback=callback,
-            console=False,
-        )
-
-    for folder, first, then, evaluated_at in (("added", 0, 4, [7, 9]), ("left_out", 4, 0, [3])):
-        with pytest.raises(StopSignal):
-            recorded(folder, first, interrupt_at=6)
-        result = recorded(folder, then)
+    every = Evaluate(4, episodes=6)
+    for folder, first, then, evaluated_at in (("added", None, every, [7, 9]), ("left_out", every, None, [3])):
+        recorded(tmp_path / folder, first, interrupt_at=6)
+        result = recorded(tmp_path / folder, then)
         assert np.flatnonzero(np.isfinite(result.metrics[SAMPLED][:, 0])).tolist() == evaluated_at
         (chunk,) = read_metrics(tmp_path / folder).values()
         assert np.array_equal(chunk.metrics[SAMPLED], result.metrics[SAMPLED], equal_nan=True)
@@ -250,27 +232,11 @@ def test_a_run_is_resumed_with_and_without_evaluations(tmp_path):
 
 @pytest.mark.slow
 def test_an_interrupted_run_stops_where_it_would_have_stopped(tmp_path):
-    def stop_when(evaluations):
-        return np.array([len(evaluations.iterations) >= 2, False, False])
-
-    def recorded(folder, callback=None):
-        return recorded_run(
-            *(CONFIG, HYPERPARAMS, KEYS, Recording(tmp_path / folder, 2, resume=True)),
-            evaluate=Evaluate(4, 6, stop_when),
-            callback=callback,
-            console=False,
-        )
-
-    whole = recorded("whole")
+    evaluate = Evaluate(4, 6, lambda evaluations: np.array([len(evaluations.iterations) >= 2, False, False]))
+    whole = recorded(tmp_path / "whole", evaluate)
     assert whole.states.iteration.tolist() == [8, 7, 10]
-
-    def interrupt(progress, chunk):
-        if progress.iteration == 8:
-            raise StopSignal(15)
-
-    with pytest.raises(StopSignal):
-        recorded("parts", interrupt)
-    parts = recorded("parts")
+    recorded(tmp_path / "parts", evaluate, interrupt_at=8)
+    parts = recorded(tmp_path / "parts", evaluate)
     assert bits(parts.states) == bits(whole.states) and bits(parts.evaluations) == bits(whole.evaluations)
     assert bits(parts.metrics) == bits(whole.metrics)
     (chunk,) = read_metrics(tmp_path / "parts").values()

@@ -152,16 +152,14 @@ def test_pass_at_k_counts_choices():
 
 
 @pytest.mark.parametrize(
-    "environment, target, message",
-    [("tokens:sort-2", 40, "a fraction"), ("Catch-bsuite", 0.4, "such as tokens:sort-5")],
+    "environment, options, message",
+    [
+        ("tokens:sort-2", {"target": 40}, "a fraction"),
+        ("Catch-bsuite", {"target": 0.4}, "such as tokens:sort-5"),
+        ("tokens:sort-2", {"target": 0.5, "learning_rate": 0.0}, "must be a positive number"),
+        ("tokens:sort-2", {"target": 0.5, "learning_rate": np.nan}, "must be a positive number"),
+    ],
 )
-def test_mistakes_are_told(environment, target, message):
+def test_mistakes_are_told(environment, options, message):
     with pytest.raises(ConfigError, match=message):
-        warm_start(Config(environment=environment), jax.random.split(jax.random.key(0), 1), target=target)
-
-
-@pytest.mark.parametrize("rate", [0.0, float("nan")])
-def test_only_positive_learning_rates_are_taken(rate):
-    config = Config(environment="tokens:sort-2")
-    with pytest.raises(ConfigError, match="must be a positive number"):
-        warm_start(config, jax.random.split(jax.random.key(0), 1), target=0.5, learning_rate=rate)
+        warm_start(Config(environment=environment), jax.random.split(jax.random.key(0), 1), **options)
