@@ -1,7 +1,5 @@
 """Animations as files."""
 
-import sys
-
 import numpy as np
 import pytest
 from PIL import Image
@@ -45,12 +43,6 @@ def test_a_sheet_has_frames_at_equal_distances(tmp_path):
         assert sheet.size == (4 * 32, 4 * 24)  # 14 frames
 
 
-def test_a_video_is_written(tmp_path):
-    ffmpeg = pytest.importorskip("imageio_ffmpeg")
-    write_animation([frames(12)[:, :, :23]], tmp_path / "a.mp4", fps=10)
-    assert ffmpeg.count_frames_and_secs(str(tmp_path / "a.mp4"))[0] == 12
-
-
 def test_pictures_stand_side_by_side_below_their_captions():
     made = captioned(frames(2, 3), [["a", "b", "c"], ["d", "e", "f"]])
     assert made.shape == (2, 3, 24 + CAPTION_HEIGHT, 32, 3)
@@ -76,9 +68,6 @@ def test_a_file_that_cannot_be_finished_is_not_there(suffix, tmp_path):
     assert [each.name for each in tmp_path.iterdir()] == [path.name] and path.read_bytes() == b"earlier"
 
 
-def test_formats_are_checked(tmp_path, monkeypatch):
-    with pytest.raises(ConfigError, match="is not a name for an animation; use one that ends in .gif"):
+def test_formats_are_checked(tmp_path):
+    with pytest.raises(ConfigError, match="is not a name for an animation; use one that ends in .gif or .png"):
         write_animation([], tmp_path / "a.xyz", fps=10)
-    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
-    with pytest.raises(ConfigError, match=r"needs imageio-ffmpeg: pip install 'imageio-ffmpeg.*'; or use .*a.gif"):
-        write_animation([], tmp_path / "a.mp4", fps=10)
