@@ -13,14 +13,17 @@ from grpo_jax.commands.harness.figures import with_interval, write_markdown
 from grpo_jax.commands.harness.limits import Seed, Seeds, Steps
 from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.commands.harness.settings import make_plan
-from grpo_jax.objectives import adaptive_entropy_coefficient, tuned
+from grpo_jax.hyperparams import completed
+from grpo_jax.objectives import EntropyHyperparams, adaptive_entropy_coefficient, tuned
 from grpo_jax.recording import learning_curve
 from grpo_jax.recording.figures import draw_curves
 from grpo_jax.sweeps.runs import run_keys
 
 from .harness.summaries import TABLE
 
-HELD = PPO._replace(entropy_controller=tuned(adaptive_entropy_coefficient, target="entropy_target"))
+HELD = PPO._replace(
+    entropy_controller=tuned(adaptive_entropy_coefficient, target="entropy_target"), hyperparams=EntropyHyperparams
+)
 FIXED, HELD_AT = "entropy_coef", "entropy_target"
 VALUES = {FIXED: (0.0, 0.01, 0.1), HELD_AT: (0.3, 0.4, 0.5)}
 
@@ -64,10 +67,10 @@ def train(name: str, algorithm, arguments: Arguments) -> list[tuple[dict, np.nda
     """Metrics `[num_iterations, num_seeds]` and final returns `[num_seeds]`, for each value of a hyperparameter."""
     values, num_seeds = VALUES[name], arguments.num_seeds
     keys, keys_score = (jnp.tile(each, len(values)) for each in run_keys(arguments.seed, num_seeds))
-    numbers = {FIXED: 0.0, name: np.repeat(values, num_seeds), "total_steps": arguments.total_steps}
-    plan = make_plan("CartPole-v1", "ppo", keys, **numbers)
+    plan = make_plan("CartPole-v1", "ppo", keys, **{FIXED: 0.0, "total_steps": arguments.total_steps})
     config = dataclasses.replace(plan.config, algorithm=algorithm)
-    result = run(config, plan.hyperparams, keys)
+    hyperparams = completed(plan.hyperparams, config.hyperparams_class)
+    result = run(config, hyperparams.replace(**{name: np.repeat(values, num_seeds)}), keys)
     played = jax.vmap(lambda state, key: evaluate(config, state, key, num_episodes=128).returns.mean())
     scores = np.asarray(jax.jit(played)(result.states, keys_score)).reshape(len(values), num_seeds)
     metrics = {"policy/entropy": result.metrics["policy/entropy"], "steps": result.steps}

@@ -17,9 +17,9 @@ from jax.flatten_util import ravel_pytree
 from rich.progress import track
 from rich.table import Table
 
-from grpo_jax import GRPO, PPO, Algorithm, Config, Hyperparams, make_init, objectives
+from grpo_jax import GRPO, PPO, Algorithm, Config, make_init, objectives
 from grpo_jax.algorithms import DR_GRPO, KERNEL_GAE, RLOO, SAME_STEP_GAE, STATE_HASH
-from grpo_jax.baselines import kernel_baseline, stateless
+from grpo_jax.baselines import KernelHyperparams, kernel_baseline, stateless
 from grpo_jax.commands.harness.command import command, make_console, provenance
 from grpo_jax.commands.harness.limits import Count, OutFile, Seed
 from grpo_jax.commands.harness.parsing import chosen, parse_flags
@@ -122,7 +122,7 @@ class Moments(NamedTuple):
 def moments(config: Config, params: Any, key: jax.Array, num_rollouts: int) -> Moments:
     """The moments over consecutive rollouts under fixed parameters, after ten that are left out as burn-in."""
     policy = config.policy
-    hyperparams = Hyperparams(discount=1.0, gae_lambda=0.95, kernel_bandwidth=0.5)
+    hyperparams = KernelHyperparams(discount=1.0, gae_lambda=0.95, kernel_bandwidth=0.5)
     key, key_init = jax.random.split(key)
     state = make_init(config)(key_init, hyperparams, params=params)
     simulator = Simulator(config.env, policy, params, hyperparams.discount)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from grpo_jax import Config, Hyperparams, TrainState, objectives
+from grpo_jax import Config, TrainState, objectives
 from grpo_jax.algorithms import by_name
 from grpo_jax.commands.harness.command import command, need_one_process
 from grpo_jax.commands.harness.language_training import params_from_warm_start, prompted
@@ -29,6 +29,7 @@ from grpo_jax.recording.files import write_json
 from grpo_jax.runs.imitation import warm_start
 from grpo_jax.runs.progress import Chunk, Progress
 from grpo_jax.sweeps.runs import Score
+from grpo_jax.training.checks import without_unread
 from grpo_jax.types import PyTree
 
 from .harness.trainings import REWARD_HACKING, TokenTask, token_task
@@ -72,7 +73,8 @@ def make_plan(
         environment=task or environment, algorithm=prompted(by_name(algorithm)._replace(**dict(slots))), **static
     )
     traced["total_steps"] = arguments.chosen.total_steps
-    return RunSpec(label, config, Hyperparams(**traced), arguments.training_keys)
+    hyperparams = without_unread(config, config.hyperparams_class(**traced), traced.keys() - changes.keys())
+    return RunSpec(label, config, hyperparams, arguments.training_keys)
 
 
 def make_plans(arguments: Arguments) -> list[RunSpec]:

@@ -7,9 +7,18 @@ from collections.abc import Callable
 from typing import Annotated, NamedTuple, get_type_hints
 
 from grpo_jax import objectives
-from grpo_jax.baselines import Baseline, gigpo_advantage, kernel_baseline, same_step_baseline, state_hash_baseline
+from grpo_jax.baselines import (
+    Baseline,
+    GigpoHyperparams,
+    KernelHyperparams,
+    gigpo_advantage,
+    kernel_baseline,
+    same_step_baseline,
+    state_hash_baseline,
+)
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.groups import ANCHORED, CONTINUE, FRESH, Start
+from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives import entropy_bonus, kl_to_behaviour, outcome, tuned, whitened
 
 
@@ -52,8 +61,8 @@ class Algorithm(NamedTuple):
         Callable | None,
         '(coefficient, kl, hyperparams) -> scalar; tuned(f, target="kl_target") passes hyperparameters by name',
     ] = None
-    # the next weight of the entropy bonus, which acts where the last entropy is at most entropy_target; None: it is
-    # fixed
+    # the next weight of the entropy bonus, which acts where the last entropy is at most entropy_target, of
+    # EntropyHyperparams; None: it is fixed
     entropy_controller: Annotated[
         Callable | None,
         '(coefficient, entropy, hyperparams) -> scalar; tuned(f, target="entropy_target") passes them by name',
@@ -62,6 +71,7 @@ class Algorithm(NamedTuple):
     metrics: Annotated[
         tuple[Callable, ...], '(trajectory, batch, hyperparams) -> {"mine/name": scalar}, each in a tuple'
     ] = ()
+    hyperparams: type[Hyperparams] = Hyperparams  # the class with the numbers that the slots read
     num_branches: int = 0  # rollouts from every state, whose mean return is its value (`monte_carlo_values`); 0: none
     greedy_member: bool = False  # the first member of each group acts greedily; no gradient comes from it
     whole_sequences: bool = False  # minibatches of whole rollouts (S = T) instead of single steps (S = 1)
@@ -146,14 +156,20 @@ GMPO = GRPO._replace(
 CISPO = GRPO._replace(surrogate=tuned(objectives.cispo_surrogate, "clip_low", "clip_high"))
 # The paper averages by sequence.
 SAPO = GRPO._replace(
-    surrogate=tuned(objectives.sapo_surrogate, tau_positive="sapo_tau_positive", tau_negative="sapo_tau_negative")
+    surrogate=tuned(objectives.sapo_surrogate, tau_positive="sapo_tau_positive", tau_negative="sapo_tau_negative"),
+    hyperparams=objectives.SapoHyperparams,
 )
 # The default of covariance_fraction is ten times the paper's.
-CLIP_COV = GRPO._replace(ratio=objectives.covariance_clipped_ratio, whole_minibatches=True)
+CLIP_COV = GRPO._replace(
+    ratio=objectives.covariance_clipped_ratio,
+    hyperparams=objectives.CovarianceHyperparams,
+    whole_minibatches=True,
+)
 # As in the paper, for its smaller model.
 KL_COV = GRPO._replace(
     surrogate=tuned(objectives.unclipped_surrogate),
     penalties=(objectives.covariance_kl, entropy_bonus),
+    hyperparams=objectives.CovarianceHyperparams,
     whole_minibatches=True,
 )
 # The KL is to the behaviour policy, not to a reference.
@@ -173,9 +189,12 @@ LUSPO = GSPO._replace(reduce=objectives.mean_of_sequence_sums)
 # The paper has no KL penalty.
 LITE_PPO = GRPO._replace(advantage=outcome(objectives.batch_normalized))
 # The paper's KL is to a reference.
-TWO_SIDED_CLIP = GRPO._replace(surrogate=tuned(objectives.clipped_surrogate, "clip_low", "clip_high", "dual_clip"))
+TWO_SIDED_CLIP = GRPO._replace(
+    surrogate=tuned(objectives.clipped_surrogate, "clip_low", "clip_high", "dual_clip"),
+    hyperparams=objectives.DualClipHyperparams,
+)
 # The paper's KL is to a reference.
-GIGPO = GRPO._replace(advantage=gigpo_advantage())
+GIGPO = GRPO._replace(advantage=gigpo_advantage(), hyperparams=GigpoHyperparams)
 # The advantage alone is the paper's.
 MAX_RL = GRPO._replace(advantage=outcome(objectives.max_rl))
 # The advantage alone is the paper's.
@@ -214,17 +233,18 @@ PPO = GRPO._replace(
     critic=tuned(objectives.value_loss, clip="value_clip"),
 )
 """Proximal policy optimisation with GAE and a clipped critic."""
+_GROUP_GAE = PPO._replace(start=ANCHORED, critic=None, normalize=objectives.scale_by_rms)
 # The paper's estimator is a relative; this one has GAE, and groups that meet again.
-KERNEL_GAE = PPO._replace(start=ANCHORED, critic=None, baseline=kernel_baseline(), normalize=objectives.scale_by_rms)
+KERNEL_GAE = _GROUP_GAE._replace(baseline=kernel_baseline(), hyperparams=KernelHyperparams)
 """PPO without a critic: values of states are returns of similar ones in other environments."""
 # The paper compares whole completions.
-SAME_STEP_GAE = KERNEL_GAE._replace(baseline=same_step_baseline())
+SAME_STEP_GAE = _GROUP_GAE._replace(baseline=same_step_baseline())
 # As of SAME_STEP_GAE; the critic bootstraps where the window ends, and nowhere else.
 SAME_STEP_CRITIC = SAME_STEP_GAE._replace(critic=tuned(objectives.value_loss))
 # The paper has 9 branches, from every step of reasoning. GAE's lambda may then be 0.
-VINE_PPO = KERNEL_GAE._replace(start=FRESH, baseline=None, num_branches=4)
+VINE_PPO = _GROUP_GAE._replace(start=FRESH, num_branches=4)
 # Visits of all rollouts count, in the paper those of the group.
-STATE_HASH = KERNEL_GAE._replace(advantage=objectives.return_minus_value_advantage, baseline=state_hash_baseline())
+STATE_HASH = _GROUP_GAE._replace(advantage=objectives.return_minus_value_advantage, baseline=state_hash_baseline())
 
 _TABLE = {
     "grpo": (GRPO, "2402.03300", "One-episode groups: the return relative to its group's, in standard deviations"),
@@ -310,6 +330,13 @@ def by_name(name: str) -> Algorithm:
 def name_of(algorithm: Algorithm) -> str:
     """The name it has in `ALGORITHMS`, or "custom"."""
     return next((name for name, known in ALGORITHMS.items() if known == algorithm), "custom")
+
+
+def algorithms_with(name: str) -> list[str]:
+    """The algorithms that have a hyperparameter which `Hyperparams` lacks."""
+    if name in Hyperparams.__dataclass_fields__:
+        return []
+    return [each for each, algorithm in ALGORITHMS.items() if name in algorithm.hyperparams.__dataclass_fields__]
 
 
 class Choice(NamedTuple):

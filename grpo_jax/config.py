@@ -15,14 +15,14 @@ from grpo_jax.environments.environment import with_standard_promotion
 from grpo_jax.environments.parameters import static_parameters
 from grpo_jax.environments.suites import SUITES
 from grpo_jax.errors import KnownFields
-from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.hyperparams import Hyperparams, joined
 from grpo_jax.importing import is_custom
 from grpo_jax.policies import Policy, make_token_policy
 from grpo_jax.policies.custom import make_custom_policy
 from grpo_jax.policies.distributions import make_distribution
 from grpo_jax.policies.networks import MLP, NETWORKS, Transformer, resolve_network
 from grpo_jax.policies.normalization import Normalizer, normalized
-from grpo_jax.policies.sampling import with_temperature, with_truncation
+from grpo_jax.policies.sampling import SamplingHyperparams, with_temperature, with_truncation
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -66,7 +66,7 @@ class Config(KnownFields):
     extras: tuple[str, ...] = ()
     """Entries of the environment's info to keep at each step, for slots that read them: batch.extras[name]."""
     truncate_sampling: bool = False
-    """A transformer samples only from its most probable tokens: hyperparameters top_k, top_p and min_p."""
+    """A transformer samples only from its most probable tokens: top_k, top_p and min_p of SamplingHyperparams."""
 
     # --- the update ---
 
@@ -82,7 +82,7 @@ class Config(KnownFields):
     schedule: str | Callable = "linear"
     """Learning rate over training: "constant", "linear", "cosine", package.module:name (or a function of progress in
     [0, 1]), from learning_rate to final_learning_rate; or "adaptive_kl", which starts at learning_rate and follows
-    desired_kl."""
+    kl_target."""
     num_microbatches: int | None = None
     """Parts over which the gradient of a minibatch is accumulated; None: chosen by size."""
     logits_chunk: int | None = None
@@ -208,6 +208,12 @@ class Config(KnownFields):
         """The execution plan; "auto" depends on JAX's backend, so that a run may go on elsewhere."""
         return resolve_plan(self.execution_plan)
 
+    @property
+    def hyperparams_class(self) -> type[Hyperparams]:
+        """The class of hyperparameters with all numbers that a run reads; see `hyperparams.completed`."""
+        of_algorithm = self.algorithm.hyperparams
+        return joined(of_algorithm, SamplingHyperparams) if self.truncate_sampling else of_algorithm
+
     @functools.cached_property
     def env(self) -> Environment:
         """The environment's pure functions."""
@@ -250,7 +256,7 @@ class Config(KnownFields):
 
 def behaviour_policy(config: Config, normalizer: Normalizer, hyperparams: Hyperparams) -> Policy:
     """The policy as it acts and as it learns, so that both mean the same distribution."""
-    policy = normalized(config.policy, normalizer.observation, hyperparams.observation_clip)
+    policy = normalized(config.policy, normalizer.observation)
     if config.is_transformer:
         policy = with_temperature(policy, hyperparams.temperature)
     if config.truncate_sampling:

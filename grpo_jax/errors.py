@@ -59,7 +59,8 @@ OTHER_WORDS = {
     "actor_learning_rate": "learning_rate",
     "lr_schedule": "schedule",
     "learning_rate_schedule": "schedule",
-    "kl_threshold": "desired_kl",
+    "kl_threshold": "kl_target",
+    "desired_kl": "kl_target",
     "anneal_lr": "final_learning_rate",
     "lr_scheduler_type": "schedule",
     "warmup_ratio": "warmup",
@@ -84,7 +85,6 @@ OTHER_WORDS = {
     "beta": "kl_coef",
     "kl_penalty": "kl_coef",
     "target_kl": "kl_limit",
-    "ref_model_mixup_alpha": "reference_decay",
     "total_timesteps": "total_steps",
     "num_timesteps": "total_steps",
     "max_steps": "num_iterations",
@@ -130,6 +130,12 @@ class KnownFields:
                 raise ConfigError(cls._unknown_field(name, value))
         return super().__new__(cls)
 
+    @staticmethod
+    def owner(field: str) -> type | None:
+        """The first class that was made with a field of this name."""
+        classes = (each for each in KnownFields._classes if field in getattr(each, "__dataclass_fields__", ()))
+        return next(classes, None)
+
     @classmethod
     def _unknown_field(cls, name: str, value: Any) -> str:
         if name in cls.__annotations__:
@@ -138,9 +144,8 @@ class KnownFields:
         same = f"{name} is {field} here, " if field != name else f"{name} is "
         if field in cls.__dataclass_fields__:
             return f"{cls.__name__} has no field {name!r}: {same.removesuffix(', ')}; write {field}={value!r}"
-        for owner in KnownFields._classes:
-            if field in getattr(owner, "__dataclass_fields__", ()):
-                return f"{same}a field of {owner.__name__}: {owner.__name__}({field}={value!r})"
+        if owner := KnownFields.owner(field):
+            return f"{same}a field of {owner.__name__}: {owner.__name__}({field}={value!r})"
         return f"{cls.__name__} has no field {name!r}: {nearest(name, cls.__dataclass_fields__)}"
 
     def _changed(self) -> dict[str, Any]:

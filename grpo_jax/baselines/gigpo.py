@@ -8,10 +8,11 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 
 from grpo_jax.baselines.same_state import prefix_hashes, state_numbers
 from grpo_jax.errors import ConfigError
-from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.hyperparams import Hyperparams, number
 from grpo_jax.objectives import episode_scores, group_centered, group_normalized, returns_to_go
 from grpo_jax.policies.token_policy import TokenCarry
 from grpo_jax.precision import above_rounding, at_least_float32
@@ -115,12 +116,20 @@ def same_turn_advantage(
     return jnp.where(acted, jnp.take_along_axis(of_turn, start, axis=0), 0.0)
 
 
+@struct.dataclass
+class GigpoHyperparams(Hyperparams):
+    """With the number of `gigpo_advantage`."""
+
+    step_advantage_coef: float = number(1.0)
+    """Weight of GiGPO's comparison of steps in the same state, beside that of whole rollouts."""
+
+
 @dataclasses.dataclass(frozen=True, repr=False)
 class _GiGPO:
     bin_width: float | tuple[float, ...] | None
     normalize: bool
 
-    def __call__(self, trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
+    def __call__(self, trajectory: Trajectory, hyperparams: GigpoHyperparams, group_size: int) -> jax.Array:
         scores = episode_scores(trajectory, group_size)
         episode = (group_normalized if self.normalize else group_centered)(scores).reshape(1, -1)
         step = self._step_term(trajectory, hyperparams, group_size)

@@ -6,10 +6,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 from jax.lax import broadcast_to_rank
 
 from grpo_jax.baselines.baseline import Baseline, Window, no_state, window_of, with_options
-from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.hyperparams import NOT_NEGATIVE, Hyperparams, number
 from grpo_jax.objectives.returns import bootstrapped_returns
 from grpo_jax.observations import flatten_observation, leading_shape
 from grpo_jax.precision import at_least_float32, exact_sum
@@ -17,6 +18,14 @@ from grpo_jax.types import PyTree, Trajectory
 
 FAR = 1e30  # a squared distance beyond any
 CLOSEST = 1e-30  # bandwidths are no smaller
+
+
+@struct.dataclass
+class KernelHyperparams(Hyperparams):
+    """With the number of `kernel_baseline`."""
+
+    kernel_bandwidth: float = number(0.2, NOT_NEGATIVE)
+    """Squared distance of two states, relative to the mean one, at which a kernel baseline's weight falls to 1/e."""
 
 
 def kernel_values(
@@ -226,7 +235,15 @@ def kernel_baseline(
 
 
 def _kernel_baseline(
-    trajectory, state, policy, params, hyperparams: Hyperparams, group_size: int, *, metric: Callable, **options: Any
+    trajectory,
+    state,
+    policy,
+    params,
+    hyperparams: KernelHyperparams,
+    group_size: int,
+    *,
+    metric: Callable,
+    **options: Any,
 ) -> tuple[jax.Array, jax.Array, PyTree]:
     if trajectory.valid.shape[1] < 2:
         raise ValueError(

@@ -42,7 +42,7 @@ carry = tuple(np.repeat(leaf, len(observation), axis=0) for leaf in initial)  # 
 """
 ARRAYS = """`policy.safetensors` and `policy.npz` contain the same arrays: parameters, hyperparameters and, where
 observations are normalised, their statistics: networks see `(x - origin - mean) / sqrt(variance + 1e-8)`,
-clipped to plus and minus `hyperparams/observation_clip`. `policy.npz` has bfloat16 arrays as float32, as
+clipped to plus and minus 10. `policy.npz` has bfloat16 arrays as float32, as
 NumPy has no bfloat16. `manifest.json` lists arguments and platforms.
 """
 

@@ -19,7 +19,9 @@ from grpo_jax.environments.gymnax_names import names
 from grpo_jax.environments.suites import SUITES
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.objectives import EntropyHyperparams
 from grpo_jax.policies.networks import NETWORKS
+from grpo_jax.policies.sampling import SamplingHyperparams
 
 
 def algorithms() -> Iterator[tuple[str, ...]]:
@@ -44,8 +46,10 @@ def networks() -> Iterator[tuple[str, ...]]:
 
 
 def hyperparameters() -> Iterator[tuple[str, ...]]:
-    for field in parse_from_object(Hyperparams).params:
-        yield field.arg_name, str(getattr(Hyperparams, field.arg_name)), _first_sentence(field.description)
+    of_algorithms = (algorithm.hyperparams for algorithm in ALGORITHMS.values())
+    for kind in dict.fromkeys([Hyperparams, *of_algorithms, EntropyHyperparams, SamplingHyperparams]):
+        for field in parse_from_object(kind).params:
+            yield field.arg_name, str(getattr(kind, field.arg_name)), _first_sentence(field.description)
 
 
 def _first_sentence(text: str | None) -> str:

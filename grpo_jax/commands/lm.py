@@ -33,6 +33,7 @@ from grpo_jax.language.scorer import load_reward_model
 from grpo_jax.objectives import kl_to_behaviour
 from grpo_jax.recording import RunSpec
 from grpo_jax.sweeps.grid import as_numbers, make_grid
+from grpo_jax.training.checks import changed, without_unread
 
 SMALL_VOCABULARY = 4096
 """The most tokens for which all logits of an iteration are computed at once, and divergences exactly."""
@@ -91,22 +92,13 @@ def load_rewards(arguments: Arguments, date: str | None = None) -> tuple[Reward,
 
 
 def make_algorithm(arguments: Arguments) -> Algorithm:
-    """The algorithm with rollouts that begin with a prompt, and KL to the model before training, if it has a weight.
-
-    Raises ConfigError if the KL has a weight, but the algorithm has no such penalty.
-    """
+    """The algorithm with rollouts that begin with a prompt, and KL to the model before training, if it has a weight."""
     found = by_name(arguments.algorithm)
     algorithm = prompted(found)
     kl_coef = arguments.hyperparams.kl_coef
     if not np.any(kl_coef):
         penalties = tuple(penalty for penalty in found.penalties if penalty is not kl_to_behaviour)
         return found._replace(start=FRESH, penalties=penalties)
-    # The default weight goes with every algorithm; only one that was chosen is refused.
-    if algorithm.reference is None and np.any(kl_coef != DEFAULTS.kl_coef):
-        raise ConfigError(
-            f"--kl-coef {kl_coef} has no effect, as --algorithm {arguments.algorithm} has no KL penalty by "
-            "design; leave out --kl-coef, or use another algorithm, such as grpo"
-        )
     return algorithm
 
 
@@ -118,7 +110,6 @@ def make_plan(arguments: Arguments, task: LanguageTask) -> RunSpec:
             "that adapters would be larger than what they adapt; use 8 to 64, or leave it out to train all weights"
         )
     architecture = dataclasses.replace(task.model.architecture, **{name: getattr(arguments, name) for name in names})
-    truncated = arguments.hyperparams.truncates_sampling
     large_chunk = 256 if task.model.vocab_size > SMALL_VOCABULARY else None
     algorithm = make_algorithm(arguments)
     config = Config(
@@ -129,7 +120,7 @@ def make_plan(arguments: Arguments, task: LanguageTask) -> RunSpec:
         num_epochs=arguments.num_epochs,
         num_minibatches=arguments.num_minibatches,
         num_microbatches=arguments.num_microbatches,
-        truncate_sampling=truncated,
+        truncate_sampling=arguments.hyperparams.truncates,
         optimizer=arguments.optimizer,
         moments_dtype=arguments.moments_dtype,
         schedule=arguments.schedule,
@@ -137,7 +128,11 @@ def make_plan(arguments: Arguments, task: LanguageTask) -> RunSpec:
         logits_chunk=large_chunk if arguments.logits_chunk is None else arguments.logits_chunk,
         execution_plan=dataclasses.replace(resolve_plan("auto"), steps_per_check=STEPS_PER_CHECK),
     )
-    return RunSpec(arguments.algorithm, config, arguments.hyperparams, arguments.training_keys)
+    given = arguments.hyperparams
+    presets = [name for name, value in changed(DEFAULTS).items() if np.array_equal(value, getattr(given, name))]
+    presets += () if np.any(given.kl_coef) else ("kl_coef",)  # 0 leaves the penalty out
+    hyperparams = without_unread(config, given, presets)
+    return RunSpec(arguments.algorithm, config, hyperparams, arguments.training_keys)
 
 
 def make_plans(arguments: Arguments, task: LanguageTask) -> list[RunSpec]:
@@ -152,7 +147,7 @@ def make_plans(arguments: Arguments, task: LanguageTask) -> list[RunSpec]:
         raise ConfigError(f"--sweep {name} has no two values to compare; write --sweep learning_rate 1e-4 3e-4")
     numbers, hyperparams = as_numbers(name, values), arguments.hyperparams
     of_all = dataclasses.replace(arguments, hyperparams=hyperparams.replace(**{name: np.array(numbers)}))
-    base = make_plan(of_all, task)._replace(label={}, hyperparams=hyperparams)
+    base = make_plan(of_all, task)._replace(label={})
     return make_grid([base], {name: numbers})
 
 

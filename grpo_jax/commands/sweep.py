@@ -54,8 +54,7 @@ def main(arguments: Arguments, flags: Sequence[str]) -> None:
     console.print(f"Final return: {describe_seeds(result.num_seeds)}.", soft_wrap=True)
     pictures = "sweep.png", f"learning_curves.png (best {NUM_DRAWN})"
     print_files(console, out, "summary.json", "metrics.jsonl", "best.json", *pictures)
-    own = [f" --hyperparams {path}" for path in _parse_values(flags).get("hyperparams", ())]
-    console.print(f"The best again: {invocation('train')} --config {out / 'best.json'}{''.join(own)}", soft_wrap=True)
+    console.print(f"The best again: {invocation('train')} --config {out / 'best.json'}", soft_wrap=True)
 
 
 def grid_of_flags(flags: Sequence[str], keys: jax.Array, samples: int | None = None, seed: int = 0) -> list[RunSpec]:
@@ -68,7 +67,8 @@ def grid_of_flags(flags: Sequence[str], keys: jax.Array, samples: int | None = N
     fixed = [word for name, words in values.items() if name not in axes for word in (flag(name), *words)]
     if "environment" in axes or "config" in axes:
         raise ConfigError("returns of different environments cannot be ranked: use one --environment, or one --config")
-    known = hyperparams_class((values.get("hyperparams") or [None])[-1]).__dataclass_fields__
+    algorithms = axes.get("algorithm", ())
+    known = hyperparams_class(fixed, algorithms).__dataclass_fields__
     static = {name: words for name, words in axes.items() if name not in known}
     traced = {name: words for name, words in axes.items() if name not in static}
     for name in ("total_steps", "num_iterations"):  # in place of the other one in a file
@@ -78,7 +78,7 @@ def grid_of_flags(flags: Sequence[str], keys: jax.Array, samples: int | None = N
     for combination in itertools.product(*static.values()):
         point = dict(zip(static, combination, strict=True))
         chosen = [word for name, value in point.items() for word in (flag(name), value)]
-        base = parse(RunFlags, fixed + chosen)
+        base = parse(RunFlags, fixed + chosen, algorithms)
         label = {name: _number(word) for name, word in point.items()}
         bases.append(RunSpec(label, base.config, base.hyperparams, keys))
     return make_grid(bases, traced, samples, seed)

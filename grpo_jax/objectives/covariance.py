@@ -3,15 +3,27 @@
 import chex
 import jax
 import jax.numpy as jnp
+from flax import struct
 
-from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.hyperparams import SHARE, Hyperparams, number
 from grpo_jax.objectives.divergences import abs_k1
 from grpo_jax.objectives.ratios import check_together
 from grpo_jax.objectives.surrogates import clip_fractions
 from grpo_jax.objectives.whitening import centred
 from grpo_jax.types import Batch, Prediction
 
-__all__ = ["covariance_clipped_ratio", "covariance_kl", "most_covariant_steps", "random_covariant_steps"]
+__all__ = ["CovarianceHyperparams", "covariance_clipped_ratio", "covariance_kl", "most_covariant_steps"]
+__all__ += ["random_covariant_steps"]
+
+
+@struct.dataclass
+class CovarianceHyperparams(Hyperparams):
+    """With the numbers of Clip-Cov and KL-Cov."""
+
+    covariance_fraction: float = number(0.002, SHARE)
+    """Share of the steps that Clip-Cov and KL-Cov select."""
+    covariance_kl_coef: float = number(1.0)
+    """Weight of KL-Cov's penalty on the steps it selects."""
 
 
 def random_covariant_steps(
@@ -75,7 +87,7 @@ def _first(order: jax.Array, eligible: jax.Array, mask: jax.Array, fraction: flo
     return eligible & (ranks.reshape(order.shape).astype(float) < number)
 
 
-def covariance_clipped_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
+def covariance_clipped_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: CovarianceHyperparams) -> jax.Array:
     """Clip-Cov: each step has its own ratio, without gradient on `random_covariant_steps`."""
     check_together(batch, "whole_minibatches", "covariance_clipped_ratio", "the samples of a minibatch")
     low, high = clip_fractions(
@@ -92,7 +104,7 @@ def covariance_clipped_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hy
     return jnp.where(selected, jax.lax.stop_gradient(log_ratio), log_ratio)
 
 
-def covariance_kl(prediction: Prediction, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
+def covariance_kl(prediction: Prediction, batch: Batch, hyperparams: CovarianceHyperparams) -> jax.Array:
     """KL-Cov: |log-ratio| to the behaviour policy, only on `most_covariant_steps`."""
     check_together(batch, "whole_minibatches", "covariance_kl", "the samples of a minibatch")
     selected = most_covariant_steps(

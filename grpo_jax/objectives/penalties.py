@@ -2,17 +2,18 @@
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 
-from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.hyperparams import Hyperparams, number
 from grpo_jax.objectives.divergences import k2, k3
 from grpo_jax.objectives.ratios import importance_ratio
 from grpo_jax.precision import at_least_float32
 from grpo_jax.types import Batch, Prediction, PyTree, Trajectory
 
-__all__ = ["KL_PENALTIES", "adaptive_coefficient", "averaged_reference", "doubling_coefficient", "entropy_bonus"]
-__all__ += ["exact_kl_to_reference", "frozen_reference", "kl_penalized_reward", "kl_to_behaviour", "kl_to_reference"]
-__all__ += ["adaptive_entropy_coefficient", "k2_to_behaviour", "penalized_rewards", "refreshed_reference"]
-__all__ += ["unbiased_kl_to_reference"]
+__all__ = ["KL_PENALTIES", "EntropyHyperparams", "adaptive_coefficient", "adaptive_entropy_coefficient"]
+__all__ += ["averaged_reference", "doubling_coefficient", "entropy_bonus", "exact_kl_to_reference", "frozen_reference"]
+__all__ += ["k2_to_behaviour", "kl_penalized_reward", "kl_to_behaviour", "kl_to_reference", "penalized_rewards"]
+__all__ += ["refreshed_reference", "unbiased_kl_to_reference"]
 
 
 def penalized_rewards(rewards: jax.Array, kl: jax.Array, mask: jax.Array | None = None, *, kl_coef: float) -> jax.Array:
@@ -98,6 +99,14 @@ def adaptive_entropy_coefficient(
     return _if_finite(entropy, jnp.clip(moved, low, high), coefficient)
 
 
+@struct.dataclass
+class EntropyHyperparams(Hyperparams):
+    """With the number of an algorithm with an `entropy_controller`."""
+
+    entropy_target: float = number(0.2)
+    """Entropy in nats that an adaptive entropy bonus holds; above it there is no bonus."""
+
+
 def _if_finite(kl: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:
     return jnp.where(jnp.isfinite(kl) & jnp.isfinite(new), new, old)
 
@@ -161,15 +170,18 @@ def frozen_reference(reference: PyTree, params: PyTree, iteration: jax.Array, hy
     return reference
 
 
-def refreshed_reference(reference: PyTree, params: PyTree, iteration: jax.Array, hyperparams: Hyperparams) -> PyTree:
-    """The current parameters, taken every `reference_interval` iterations."""
-    refresh = jnp.mod(iteration, hyperparams.reference_interval) == 0
+def refreshed_reference(
+    reference: PyTree, params: PyTree, iteration: jax.Array, hyperparams: Hyperparams, *, interval: int = 10
+) -> PyTree:
+    """The current parameters, taken every `interval` iterations."""
+    refresh = iteration % interval == 0
     return jax.tree.map(lambda old, new: jnp.where(refresh, new, old), reference, params)
 
 
-def averaged_reference(reference: PyTree, params: PyTree, iteration: jax.Array, hyperparams: Hyperparams) -> PyTree:
-    """An exponential moving average of the parameters, of decay `reference_decay` per iteration."""
-    decay = hyperparams.reference_decay
+def averaged_reference(
+    reference: PyTree, params: PyTree, iteration: jax.Array, hyperparams: Hyperparams, *, decay: float = 0.99
+) -> PyTree:
+    """An exponential moving average of the parameters, of this decay per iteration."""
     return jax.tree.map(lambda old, new: old + (1.0 - decay) * (new - old), reference, params)  # equal ones stay
 
 

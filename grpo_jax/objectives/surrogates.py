@@ -15,12 +15,14 @@ Numbers may be of any type; half precision, integers and booleans are computed w
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 
+from grpo_jax.hyperparams import POSITIVE, Hyperparams, at_least_1, number
 from grpo_jax.objectives.ratios import importance_ratio
 from grpo_jax.precision import at_least_float32
 
-__all__ = ["cispo_surrogate", "clip_fractions", "clipped_surrogate", "policy_gradient_surrogate", "sapo_surrogate"]
-__all__ += ["truncated_surrogate", "unclipped_surrogate"]
+__all__ = ["DualClipHyperparams", "SapoHyperparams", "cispo_surrogate", "clip_fractions", "clipped_surrogate"]
+__all__ += ["policy_gradient_surrogate", "sapo_surrogate", "truncated_surrogate", "unclipped_surrogate"]
 
 
 def clipped_surrogate(
@@ -49,6 +51,16 @@ def clipped_surrogate(
     if dual_clip is None:
         return objective
     return jnp.where(advantages < 0, jnp.maximum(objective, dual_clip * advantages), objective)
+
+
+@struct.dataclass
+class DualClipHyperparams(Hyperparams):
+    """With the number of a dual-clipped surrogate, `tuned(clipped_surrogate, "clip_low", "clip_high", "dual_clip")`."""
+
+    dual_clip: float = number(
+        3.0, at_least_1("would bound the surrogate where the policy has not changed; use more than 1 + clip_high")
+    )
+    """Bound of a dual-clipped surrogate, in units of a negative advantage."""
 
 
 def clip_fractions(
@@ -124,6 +136,16 @@ def sapo_surrogate(
     advantages = jax.lax.stop_gradient(at_least_float32(advantages))
     tau = jnp.where(advantages > 0, tau_positive, tau_negative)
     return 4.0 / tau * jax.nn.sigmoid(tau * (importance_ratio(log_ratio) - 1.0)) * advantages
+
+
+@struct.dataclass
+class SapoHyperparams(Hyperparams):
+    """With the numbers of `sapo_surrogate`."""
+
+    sapo_tau_positive: float = number(1.0, POSITIVE)
+    """Temperature of SAPO's sigmoid where the advantage is positive."""
+    sapo_tau_negative: float = number(1.05, POSITIVE)
+    """Temperature of SAPO's sigmoid where the advantage is negative."""
 
 
 def _with_value(log_ratio: jax.Array, log_prob: jax.Array | None) -> jax.Array:

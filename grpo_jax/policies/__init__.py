@@ -17,6 +17,7 @@ from grpo_jax.policies.lora import add_lora, merge_lora
 from grpo_jax.policies.networks import CNN, MLP, Impala, NatureCNN
 from grpo_jax.policies.policy import Policy
 from grpo_jax.policies.pure_policy import make_pure_policy
+from grpo_jax.policies.sampling import SamplingHyperparams
 from grpo_jax.policies.token_policy import make_token_policy
 from grpo_jax.policies.transformer import Transformer
 
@@ -27,6 +28,7 @@ __all__ = [
     "Impala",
     "NatureCNN",
     "Policy",
+    "SamplingHyperparams",
     "Transformer",
     "add_lora",
     "bind_frozen",

@@ -10,6 +10,7 @@ from grpo_jax.policies.policy import OF_OBSERVATION, Policy
 from grpo_jax.types import PyTree, Trajectory
 
 EPS = 1e-8  # added to variances
+CLIP = 10.0  # the largest magnitude of a normalised observation
 
 
 class RunningStatistics(NamedTuple):
@@ -79,7 +80,7 @@ def merge(statistics: RunningStatistics, x: jax.Array, valid: jax.Array) -> Runn
     return jax.tree.map(lambda new, old: jnp.where(usable, new, old), merged, statistics)
 
 
-def normalized(policy: Policy, statistics: PyTree, clip: jax.Array) -> Policy:
+def normalized(policy: Policy, statistics: PyTree, clip: float = CLIP) -> Policy:
     """The policy on normalised observations, clip((x - mean) / std, -clip, clip); unchanged without statistics.
 
     An array with statistics is converted to float32, one without is unchanged. An element that never varied becomes 0.

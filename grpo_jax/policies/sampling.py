@@ -1,15 +1,36 @@
 """Changes to the distribution that is sampled from: action masks, temperature, top-k, top-p and min-p."""
 
+import math
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from flax import struct
 from jax.lax import broadcast_to_rank
 
+from grpo_jax.hyperparams import SHARE, Hyperparams, at_least_1, number
 from grpo_jax.policies.policy import Policy
 from grpo_jax.precision import at_least_float32
 
 MIN_TEMPERATURE = 1e-6  # logits are divided by no less
+
+
+@struct.dataclass
+class SamplingHyperparams(Hyperparams):
+    """With the numbers of `Config(truncate_sampling=True)`."""
+
+    top_k: float = number(math.inf, at_least_1("leaves no token to sample; use 1 or more, or inf for all"), limit=True)
+    """Number of most probable tokens that may be sampled."""
+    top_p: float = number(1.0, SHARE)
+    """Least total probability of the most probable tokens that may be sampled."""
+    min_p: float = number(0.0, SHARE)
+    """Least probability of a sampled token, relative to the most probable one."""
+
+    @property
+    def truncates(self) -> bool:
+        """Whether the numbers of any row leave out tokens."""
+        return bool(np.min(self.top_k) < math.inf or np.min(self.top_p) < 1 or np.max(self.min_p) > 0)
 
 
 def with_temperature(policy: Policy, temperature: jax.Array) -> Policy:

@@ -17,7 +17,7 @@ from grpo_jax.algorithms import name_of
 from grpo_jax.config import Config
 from grpo_jax.environments import EnvParams
 from grpo_jax.errors import ConfigError, check_arguments
-from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.hyperparams import Hyperparams, completed
 from grpo_jax.policies import partition
 from grpo_jax.recording.figures import plot_settings, ranked_settings
 from grpo_jax.recording.folder_lock import StopSignal, clean_up_on_error, deferred_signals
@@ -31,10 +31,10 @@ from grpo_jax.runs.evaluations import Evaluate, Evaluations
 from grpo_jax.runs.processes import from_every_process, from_process_zero, is_process_zero
 from grpo_jax.runs.progress import Callback, Chunk, Progress, apply_callback
 from grpo_jax.runs.result import RunResult, describe_ends, joined
-from grpo_jax.runs.run import NUM_CHUNKS, run
+from grpo_jax.runs.run import NUM_CHUNKS, run_checked
 from grpo_jax.runs.run_spec import RunSpec, versions
 from grpo_jax.training.budget import most_steps
-from grpo_jax.training.checks import check_options, check_rows, check_run, makes_params
+from grpo_jax.training.checks import check_options, check_read, check_rows, check_run, makes_params
 from grpo_jax.training.train import initial_states
 from grpo_jax.types import PyTree, by_path
 
@@ -110,6 +110,8 @@ def recorded_run(
     check_arguments("recorded_run", options, OPTIONS)
     recording.check()
     check_run(config, hyperparams)
+    check_read((config, hyperparams))
+    hyperparams = completed(hyperparams, config.hyperparams_class)
     check_rows(hyperparams, keys)
     check_options(config, **{name: options.get(name) for name in ("params", "callback", "mesh")})
     spec, out = RunSpec(name_of(config.algorithm), config, hyperparams, keys, env_params), recording.out
@@ -149,7 +151,7 @@ def record(
       console: see `recorded_run`; other processes than process 0 print nothing.
     """
     with Recorder(spec, recording, evaluate is not None, callback, console, params) as recorder:
-        result = run(
+        result = run_checked(
             *(spec.config, spec.hyperparams, spec.keys),
             env_params=spec.env_params,
             params=recorder.take_params if makes_params(params) else params,

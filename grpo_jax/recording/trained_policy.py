@@ -211,9 +211,9 @@ def load(
         )
     fields = {} if config is not None else from_json(file, description["config"], FIELDS, "Config", trust=trust)
     names = tuple(name.removeprefix("hyperparams/") for name in arrays if name.startswith("hyperparams/"))
-    kind = _hyperparams_with(tuple(name for name in names if name not in Hyperparams.__dataclass_fields__))
     try:
         config = Config(**fields) if config is None else config
+        kind = _hyperparams_with(config.hyperparams_class, names)
         state = jax.eval_shape(make_init(config), jax.random.key(0), kind())
     except Exception as error:  # of functions that the file names, too
         raise ConfigError(f"{file}: the policy of the config cannot be made: {error}") from error
@@ -253,15 +253,16 @@ def _as_trees(like: PyTree, arrays: Arrays, num_rows: int, file: Path) -> dict[s
 
 
 @functools.cache
-def _hyperparams_with(names: tuple[str, ...]) -> type[Hyperparams]:
-    """A class of hyperparameters with fields of these names as well: those of a class of the user are numbers."""
+def _hyperparams_with(kind: type[Hyperparams], names: tuple[str, ...]) -> type[Hyperparams]:
+    """The class with fields of these names as well: those of a class of the user are numbers."""
+    names = tuple(name for name in names if name not in kind.__dataclass_fields__)
     if not names:
-        return Hyperparams
+        return kind
     for name in names:
-        if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_") or hasattr(Hyperparams, name):
+        if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_") or hasattr(kind, name):
             raise ConfigError(f"hyperparams/{name} is not a hyperparameter; the file is damaged")
     members = {"__annotations__": dict.fromkeys(names, float), **dict.fromkeys(names, 0.0)}
-    return struct.dataclass(type("OwnHyperparams", (Hyperparams,), members))
+    return struct.dataclass(type("OwnHyperparams", (kind,), members))
 
 
 def _as_observation(config: Config, observation: PyTree) -> tuple[PyTree, bool]:

@@ -15,7 +15,7 @@ from grpo_jax.devices.mesh import make_row_mesh, over_rows, pad_rows, replicated
 from grpo_jax.environments import EnvParams
 from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.host_calls import finished
-from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.hyperparams import Hyperparams, completed
 from grpo_jax.objectives.reductions import missing
 from grpo_jax.runs.compilation_cache import kept_programs
 from grpo_jax.runs.evaluations import Evaluate, make_evaluation
@@ -35,7 +35,15 @@ from grpo_jax.runs.progress import (
 from grpo_jax.runs.result import RunResult, joined
 from grpo_jax.runs.settings import setting_columns, settings_of
 from grpo_jax.training import budget
-from grpo_jax.training.checks import check_mesh, check_options, check_rows, check_run, makes_params, try_on_shapes
+from grpo_jax.training.checks import (
+    check_mesh,
+    check_options,
+    check_read,
+    check_rows,
+    check_run,
+    makes_params,
+    try_on_shapes,
+)
 from grpo_jax.training.train import initial_states
 from grpo_jax.training.train_step import make_train_step
 from grpo_jax.types import PyTree, TrainState
@@ -91,6 +99,28 @@ def run(
       MemoryError: the rows need more memory than there is; the message says what to lower.
     """
     check_run(config, hyperparams)
+    check_read((config, hyperparams))
+    start = {"env_params": env_params, "params": params, "resume_from": resume_from}
+    calls = {"evaluate": evaluate, "callback": callback, "chunk_length": chunk_length}
+    return run_checked(config, hyperparams, keys, **start, **calls, mesh=mesh, compilation_cache=compilation_cache)
+
+
+def run_checked(
+    config: Config,
+    hyperparams: Hyperparams,
+    keys: jax.Array,
+    *,
+    env_params: EnvParams,
+    params: PyTree | Callable[[], PyTree],
+    resume_from: Progress | None,
+    evaluate: Evaluate | None,
+    callback: Callback | None,
+    chunk_length: int | None,
+    mesh: Mesh | None = None,
+    compilation_cache: bool = True,
+) -> RunResult:
+    """As `run`, after `check_run` and `check_read`."""
+    hyperparams = completed(hyperparams, config.hyperparams_class)
     check_rows(hyperparams, keys)
     check_options(config, params, callback, mesh)
     rows = _Rows(config, hyperparams, keys, make_row_mesh(len(keys)) if mesh is None else mesh)

@@ -11,7 +11,7 @@ import numpy as np
 
 from grpo_jax.config import Config
 from grpo_jax.errors import OTHER_WORDS, ConfigError, nearest
-from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.hyperparams import Hyperparams, completed
 from grpo_jax.runs.run_spec import RunSpec
 from grpo_jax.runs.settings import CONFIG, Value, as_value, format_value
 
@@ -67,6 +67,8 @@ def make_bases(
         )
     if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
         raise ConfigError(f'values={values!r} must be lists by their names, such as {{"learning_rate": [1e-3, 3e-4]}}')
+    for config in named.values():
+        hyperparams = completed(hyperparams, config.hyperparams_class)
     for name in (name for name, value in vars(hyperparams).items() if np.ndim(value)):
         raise ConfigError(f"the hyperparams have several values of {name}; move them into the values of the sweep")
     static, traced = {}, {}

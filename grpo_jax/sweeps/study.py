@@ -25,7 +25,7 @@ from grpo_jax.runs.evaluations import Evaluate
 from grpo_jax.runs.processes import from_process_zero, is_process_zero
 from grpo_jax.runs.run_spec import RunSpec, hardware, versions
 from grpo_jax.sweeps.runs import SAMPLED_RETURN, Run, Score, summarise
-from grpo_jax.training.checks import check_mesh, check_run
+from grpo_jax.training.checks import check_mesh, check_read, check_run
 
 PROGRAMS = "programs"
 """The folder of the runs that are trained, where several plans share a program."""
@@ -44,6 +44,7 @@ def check_plans(plans: Sequence[RunSpec], mesh: Mesh | None = None) -> None:
                 f"two runs would have one folder: {same.setting} and {plan.setting}; leave one out, or give them names "
                 "that differ in letters or digits, such as sweep({name: Config(...), ...}, ...)"
             )
+    check_read(*((plan.config, plan.hyperparams) for plan in plans))
 
 
 class Study:

@@ -90,8 +90,6 @@ def allows_another(budget: Budget, state: TrainState) -> jax.Array:
 def check_budget(config: Config, hyperparams: Hyperparams) -> None:
     """Raises ConfigError if hyperparameters are invalid, or a budget is endless or too small for one iteration."""
     hyperparams.check()
-    if not config.truncate_sampling and hyperparams.truncates_sampling:
-        raise ConfigError("top_k, top_p and min_p have no effect without truncate_sampling=True (--truncate-sampling)")
     if np.min(hyperparams.temperature) == 0:
         raise ConfigError(
             "temperature=0 takes the most probable token, but training needs samples; use 1.0, and greedy evaluations"

@@ -1,6 +1,7 @@
 """Checks before anything is compiled: the budget of a run, and one iteration on shapes."""
 
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -8,18 +9,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from grpo_jax.algorithms import SLOT_CALLS
+from grpo_jax.algorithms import SLOT_CALLS, algorithms_with, name_of
 from grpo_jax.config import Config, kept_with
 from grpo_jax.devices.mesh import ENVS, ROWS
 from grpo_jax.environments.spaces import Discrete
 from grpo_jax.errors import OTHER_WORDS, ConfigError, are_alike, describe_arrays, describe_function
-from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.hyperparams import Hyperparams, advice_on, completed
 from grpo_jax.training.budget import check_budget
 from grpo_jax.training.train_step import initial_state, make_train_step
 from grpo_jax.types import Metrics, PyTree, first_difference
 from grpo_jax.updates.schedules import check_schedule
 
 _NUM_ENVS = 3
+BUDGETS = "total_steps", "num_iterations", "max_episodes"
+"""The hyperparameters that the host reads."""
 
 
 def check_run(config: Config, hyperparams: Hyperparams) -> None:
@@ -30,7 +33,6 @@ def check_run(config: Config, hyperparams: Hyperparams) -> None:
         raise ConfigError(f"hyperparams={hyperparams!r} must be Hyperparams, such as Hyperparams(learning_rate=1e-3)")
     check_budget(config, hyperparams)
     try_on_shapes(config, hyperparams)
-    _check_readers(config, hyperparams)
 
 
 def check_rows(hyperparams: Hyperparams, keys: jax.Array) -> None:
@@ -99,17 +101,16 @@ def try_on_shapes(config: Config, hyperparams: Hyperparams) -> Metrics:
       ConfigError: an algorithm, a network, a distribution, an optimiser or a schedule that does not fit, with what to
         write instead.
     """
-    structure = jax.tree.structure(hyperparams)
-    return kept_with(
-        config, ("shapes", structure, jax.config.jax_enable_x64), lambda: _try_on_shapes(config, structure)
-    )
+    structure = jax.tree.structure(completed(hyperparams, config.hyperparams_class))
+    key = "shapes", structure, jax.config.jax_enable_x64
+    return kept_with(config, key, lambda: _try_on_shapes(config, structure))
 
 
 def _try_on_shapes(config: Config, structure: Any) -> Metrics:
     check_schedule(config.schedule)
     if config.has_custom_distribution or config.has_custom_network:
         _check_distribution(config)
-    hyperparams = structure.unflatten([jax.ShapeDtypeStruct((), jnp.float32)] * structure.num_leaves)
+    hyperparams = _scalars(structure)
     try:
         with jax.disable_jit(False):  # which would trace every step of a loop
             state = _state_shapes(config, hyperparams)
@@ -117,7 +118,7 @@ def _try_on_shapes(config: Config, structure: Any) -> Metrics:
     except ConfigError:
         raise
     except Exception as error:  # of a custom slot, or other code of the user
-        advice = _advice(config, hyperparams, error)
+        advice = _advice(config, error)
         raise ConfigError(f"the algorithm and this configuration do not fit: {error}{advice}") from error
     if difference := first_difference(state, after):
         path, before, changed = difference
@@ -128,48 +129,92 @@ def _try_on_shapes(config: Config, structure: Any) -> Metrics:
     return metrics
 
 
+def _scalars(structure: Any) -> Hyperparams:
+    return structure.unflatten([jax.ShapeDtypeStruct((), jnp.float32)] * structure.num_leaves)
+
+
 def _state_shapes(config: Config, hyperparams: Hyperparams) -> Any:
     key = jax.eval_shape(jax.random.key, 0)
     return jax.eval_shape(functools.partial(initial_state, config), key, hyperparams)
 
 
-def _check_readers(config: Config, hyperparams: Hyperparams) -> None:
-    """Raises ConfigError for a hyperparameter that differs from its default although a train step does not read it.
+def check_read(*runs: tuple[Config, Hyperparams]) -> None:
+    """Raises ConfigError for hyperparameters that are not the defaults although none of these runs reads them."""
+    unread: dict[str, Any] = {}
+    for _, hyperparams in runs:
+        unread |= changed(hyperparams)
+    for config, hyperparams in runs:
+        unread = {name: unread[name] for name in unread_fields(config, hyperparams, unread)}
+    if unread:
+        names = dict.fromkeys(name_of(config.algorithm) for config, _ in runs)
+        algorithms = " or ".join(names).replace("custom", "this algorithm")
+        shown = ", ".join(f"{name}={value}" for name, value in unread.items())
+        known = ((name, algorithms_with(name)) for name in unread)
+        readers = "".join(f"; {name} is read by {' and '.join(found)}" for name, found in known if found)
+        raise ConfigError(f"changed, but not read by {algorithms}: {shown}; leave it out{readers}")
 
-    Only for those that name their `reader`: many configs share the settings of the others.
-    """
-    changed = {}
-    for name, field in hyperparams.__dataclass_fields__.items():
-        value, reader = getattr(hyperparams, name), field.metadata.get("reader")
-        # As they are traced.
-        if reader and value is not None and np.any(np.asarray(value, np.float32) != np.float32(field.default)):
-            changed[name] = reader
-    if not changed:
-        return
+
+def changed(hyperparams: Hyperparams) -> dict[str, Any]:
+    """The values that a train step computes with, where they are not the defaults in float32."""
+    values = {name: value for name, value in vars(hyperparams).items() if name not in BUDGETS and value is not None}
+    defaults = {name: hyperparams.__dataclass_fields__[name].default for name in values}
+    return {
+        name: value
+        for name, value in values.items()
+        if defaults[name] is None or np.any(np.asarray(value, np.float32) != np.float32(defaults[name]))
+    }
+
+
+def unread_fields(config: Config, hyperparams: Hyperparams, names: Iterable[str]) -> list[str]:
+    """Those of the hyperparameters on which neither a train step nor the state before the first one depends."""
+    structure, names = jax.tree.structure(completed(hyperparams, config.hyperparams_class)), list(names)
+    if not names:
+        return []
+    try_on_shapes(config, hyperparams)
+    key = "read", structure, jax.config.jax_enable_x64
+    read = kept_with(config, key, lambda: _read_fields(config, structure))
+    return [name for name in names if name not in read]
+
+
+def without_unread(config: Config, hyperparams: Hyperparams, names: Iterable[str]) -> Hyperparams:
+    """The hyperparameters; those of these names that nothing reads get their defaults, as presets suit many runs."""
+    values = changed(hyperparams)
+    unread = unread_fields(config, hyperparams, [name for name in names if name in values])
+    return hyperparams.replace(**{name: hyperparams.__dataclass_fields__[name].default for name in unread})
+
+
+def _read_fields(config: Config, structure: Any) -> set[str]:
+    """The hyperparameters that the metrics and the state after an iteration depend on."""
+    begin = functools.partial(initial_state, config)
     with jax.disable_jit(False):
-        scalars = jax.tree.map(lambda _: jax.ShapeDtypeStruct((), jnp.float32), hyperparams)
-        state = _state_shapes(config, scalars)
-        program = make_train_step(config).trace(state).jaxpr.jaxpr
-    inputs = jax.tree.unflatten(jax.tree.structure(state), program.invars).hyperparams
-    read = {id(variable) for equation in program.eqns for variable in equation.invars}
-    for name, reader in changed.items():
-        if id(getattr(inputs, name)) not in read:
-            raise ConfigError(
-                f"{name}={getattr(hyperparams, name)} has no effect, because nothing in this config reads it; use "
-                f"{reader}, or leave it out"
-            )
+        given = jax.eval_shape(jax.random.key, 0), _scalars(structure)
+        init, state = jax.make_jaxpr(begin, return_shape=True)(*given)
+        step = make_train_step(config).trace(state)
+    init, program = init.jaxpr, step.jaxpr.jaxpr
+    begun, before = (jax.tree.unflatten(jax.tree.structure(state), each) for each in (init.outvars, program.invars))
+    after, metrics = jax.tree.unflatten(jax.tree.structure(step.out_info), program.outvars)
+    live = _live(program, (after.replace(hyperparams=None), metrics))
+    pairs = zip(*(jax.tree.leaves(each.replace(hyperparams=None)) for each in (begun, before)), strict=True)
+    live |= _live(init, [made for made, used in pairs if id(used) in live])
+    inputs = before.hyperparams, jax.tree.unflatten(structure, init.invars[1:])
+    return {name for fields in inputs for name, variable in vars(fields).items() if id(variable) in live}
 
 
-def _advice(config: Config, hyperparams: Hyperparams, error: Exception) -> str:
+def _live(program: Any, outputs: PyTree) -> set[int]:
+    """The ids of the variables that outputs of a program depend on; an input that is an output does not count."""
+    live = {id(variable) for variable in jax.tree.leaves(outputs)} - {id(variable) for variable in program.invars}
+    for equation in reversed(program.eqns):
+        if equation.effects or not live.isdisjoint(map(id, equation.outvars)):
+            live |= set(map(id, equation.invars))
+    return live
+
+
+def _advice(config: Config, error: Exception) -> str:
     """What to write instead, if the error came from a function in a slot of the algorithm, or from calling it."""
     if isinstance(error, AttributeError) and isinstance(error.obj, Hyperparams):
         if error.name in OTHER_WORDS:
             return f"; {error.name} is {OTHER_WORDS[error.name]} here"
-        owner = type(hyperparams).__name__
-        return (
-            f"; write @flax.struct.dataclass class Mine({owner}): {error.name}: float = 0.1, and train with Mine() in "
-            f"place of {owner}()"
-        )
+        return f"; {advice_on(error.name)}"
     frames, trace = set(), error.__traceback__
     while trace is not None:
         frames.add(trace.tb_frame.f_code)

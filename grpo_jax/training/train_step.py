@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from grpo_jax.baselines.baseline import no_state
 from grpo_jax.config import Config, behaviour_policy, kept_with
 from grpo_jax.environments import EnvParams, group_parameters
-from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.hyperparams import Hyperparams, completed
 from grpo_jax.policies import Policy, partition
 from grpo_jax.policies.normalization import initial_normalizer, merge_rollout
 from grpo_jax.rollouts.collect import collect, kept_groups
@@ -110,6 +110,7 @@ def initial_state(
 ) -> TrainState:
     """The state before the first iteration: see `train.make_init`."""
     # Copies, and no array twice: the state is to be donated, and the caller's arrays must outlive it.
+    hyperparams = completed(hyperparams, config.hyperparams_class)
     hyperparams = jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), hyperparams)
     key, key_params, key_reset = jax.random.split(key, 3)
     params = config.policy.init(key_params) if params is None else jax.tree.map(jnp.array, params)

@@ -93,7 +93,7 @@ def follow_kl(opt_state: Any, kl: jax.Array, hyperparams: Hyperparams) -> Any:
     if not isinstance(opt_state, AdaptiveState):
         return opt_state
     old = opt_state.rates
-    new = rate_for_kl(old.default, kl, target=hyperparams.desired_kl)
+    new = rate_for_kl(old.default, kl, target=hyperparams.kl_target)
     change = jnp.where(old.default > 0, new / jnp.where(old.default > 0, old.default, 1.0), 1.0)
     critic = None if old.critic is None else old.critic * change
     return opt_state._replace(rates=LearningRates(new, critic))

@@ -56,11 +56,6 @@ def muon(hyperparams: Hyperparams, learning_rate: jax.Array) -> optax.GradientTr
 
 OPTIMIZERS = {"adam": adam, "adamw": adamw, "sgd": sgd, "rmsprop": rmsprop, "muon": muon}
 """The optimisers by name."""
-_READS = {
-    "weight_decay": ("adamw", "muon"),
-    "beta1": ("adam", "adamw", "sgd", "muon"),
-    "beta2": ("adam", "adamw", "rmsprop", "muon"),
-}
 _ELEMENTWISE = ("adam", "sgd", "rmsprop")  # the decay of adamw depends on the number of dimensions
 
 
@@ -76,9 +71,9 @@ def make_optimizer(
       moments_dtype: "float32", or "bfloat16" as in `bfloat16_moments`.
 
     Raises:
-      ConfigError: an unknown name or no function, a hyperparameter is set that the optimiser of this name does not
-        read, or a function gives something else. In `init`, if the critic has a rate, but the parameters have no such
-        key. In `init` and `update` of a custom one, if it fails or changes structures, shapes or dtypes.
+      ConfigError: an unknown name or no function, or a function gives something else. In `init`, if the critic has a
+        rate, but the parameters have no such key. In `init` and `update` of a custom one, if it fails or changes
+        structures, shapes or dtypes.
     """
     if is_custom(optimizer):
         make = functools.partial(
@@ -87,7 +82,6 @@ def make_optimizer(
     elif optimizer not in OPTIMIZERS:
         raise ConfigError(f"unknown optimizer {optimizer!r}: {nearest(optimizer, OPTIMIZERS)}")
     else:
-        _check_reads(optimizer, hyperparams)
         make = OPTIMIZERS[optimizer]
     transformation = make(hyperparams, rates.default)
     if rates.critic is not None:
@@ -168,14 +162,6 @@ def _call(what: str, function: Callable, *arguments: PyTree) -> Any:
             "parameters), without the loss that a line search needs; write for example "
             "lambda hyperparams, learning_rate: optax.lion(learning_rate)"
         ) from error
-
-
-def _check_reads(name: str, hyperparams: Hyperparams) -> None:
-    for field, readers in _READS.items():
-        if getattr(hyperparams, field) is not None and name not in readers:
-            raise ConfigError(
-                f"{field} has no effect with optimizer={name!r}; leave it out, or use {' or '.join(map(repr, readers))}"
-            )
 
 
 def _label_critic(params: PyTree) -> PyTree:

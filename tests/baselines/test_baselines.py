@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from probes import FOREVER, Probe, Recall, acted, check, difference, known_params, known_policy, random_window, standing
 
-from grpo_jax import PPO, Config, Hyperparams, make_init, make_train_step, objectives
+from grpo_jax import PPO, Config, make_init, make_train_step, objectives
 from grpo_jax.algorithms import KERNEL_GAE, SAME_STEP_CRITIC, SAME_STEP_GAE, STATE_HASH
 from grpo_jax.baselines import (
+    KernelHyperparams,
     Window,
     kernel_baseline,
     kernel_values,
@@ -248,7 +249,7 @@ def test_a_state_of_several_arrays_is_known_by_all_of_them():
 
 # --- in a rollout and in a batch -------------------------------------------------------------------------------------
 
-HYPERPARAMS = Hyperparams(discount=0.5, gae_lambda=0.7, kernel_bandwidth=2.0)
+HYPERPARAMS = KernelHyperparams(discount=0.5, gae_lambda=0.7, kernel_bandwidth=2.0)
 probe = make_environment(Probe(), {"bonus": 0.5})  # truncated at the age of 3
 
 
@@ -386,7 +387,7 @@ def test_no_gradient_flows_into_values(rollout):
 def test_train_steps_with_memory_and_normalised_observations(algorithm):
     network = {"network": MLP((4,), recurrent="gru", recurrent_size=3), "normalize_observations": True}
     config = Config(environment=Recall(), algorithm=algorithm, group_size=4, **SIZES, **network)
-    start = state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams())
+    start = state = jax.jit(make_init(config))(jax.random.key(0), KernelHyperparams())
     step = jax.jit(make_train_step(config))
     for _ in range(2):
         state, metrics = step(state)

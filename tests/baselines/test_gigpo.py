@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from probes import check
 
-from grpo_jax import Config, Hyperparams
+from grpo_jax import Config
 from grpo_jax.algorithms import GIGPO
-from grpo_jax.baselines import gigpo_advantage, same_state_advantage, same_turn_advantage
+from grpo_jax.baselines import GigpoHyperparams, gigpo_advantage, same_state_advantage, same_turn_advantage
 from grpo_jax.errors import ConfigError
 from grpo_jax.policies import MLP
 from grpo_jax.policies.token_policy import TokenCarry
@@ -133,7 +133,7 @@ def test_a_transformer_compares_turns_and_others_steps(carry):
 
     @jax.jit
     def advantage(coef):
-        return GIGPO.advantage(trajectory, Hyperparams(discount=1.0, step_advantage_coef=coef), GROUP)
+        return GIGPO.advantage(trajectory, GigpoHyperparams(discount=1.0, step_advantage_coef=coef), GROUP)
 
     episode, both = advantage(0.0), advantage(2.0)
     if carry:

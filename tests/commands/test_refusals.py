@@ -68,6 +68,9 @@ def start(*flags):
 COMMANDS = {
     "train --lr 1e-3": "--lr is --learning-rate here",
     "train --learning-rate -1": "learning_rate=-1.0 is negative",
+    "train --top-p 0.9": "--top-p is no number of ppo: it is of --truncate-sampling; leave it out",
+    "train --sapo-tau-positive 2": "--sapo-tau-positive is no number of ppo: it is of sapo; leave it out",
+    "train --kl-coef 0.5": "changed, but not read by ppo: kl_coef=0.5; leave it out",
     "train --num-seeds 0": "--num-seeds 0 is not a whole number from 1 to",
     "train --seed 4294967296": "--seed 4294967296 is not a whole number from 0 to",
     "train --hidden-sizes": "--hidden-sizes has no value; write one or several",
@@ -109,10 +112,10 @@ COMMANDS = {
             "--max-completion 600": "the prompt has 7 tokens, and 607 with a completion",
             "--lora-rank 2147483647": "--lora-rank 2147483647 is more than the model's width of 16",
             "--num-prompts 2147483647": "num_envs=17179869176 is more than 2147483647",
-            "--algorithm dapo --kl-coef 0.1": "--kl-coef 0.1 has no effect, as --algorithm",
+            "--algorithm dapo --kl-coef 0.1": "changed, but not read by dapo: kl_coef=0.1",
             "--sweep learning_rat 1 2": "--sweep learning_rat: no such hyperparameter: did you mean 'learning_rate'",
             "--sweep learning_rate 1": "learning_rate has no two values",
-            "--algorithm dapo --sweep kl-coef 0.1 0.2": "--kl-coef [0.1 0.2] has no effect, as --algorithm",
+            "--algorithm dapo --sweep kl-coef 0.1 0.2": "changed, but not read by dapo: kl_coef=0.2",
             "--total-steps 100 --num-iterations 5": "total_steps=100 and num_iterations=5 are two budgets",
         }.items()
     },
@@ -215,7 +218,7 @@ FAILURES = {
     "memory": ("grpo_jax.runs.run.initial_states", exhausted, "not enough memory for 1 rows"),
     "checkpoints": ("grpo_jax.sweeps.study.record", failing(ConfigError("of another run")), "of another run"),
     "the first chunk": (
-        "grpo_jax.recording.recorder.run",
+        "grpo_jax.recording.recorder.run_checked",
         lambda *_, callback, **__: save_and_fail(callback),
         "not enough memory: 1",
     ),
@@ -267,7 +270,7 @@ def test_a_disk_that_is_full(tmp_path, capsys, monkeypatch):
         monkeypatch.setattr(MetricsLogger, "_write", failing(OSError(errno.ENOSPC, "No space left on device")))
         callback(progress, chunk._replace(iteration=2))
 
-    monkeypatch.setattr("grpo_jax.recording.recorder.run", run)
+    monkeypatch.setattr("grpo_jax.recording.recorder.run_checked", run)
     said = refused(capsys, lambda: start("--out", str(tmp_path / "[red]")))
     assert "error: [Errno 28] No space left on device. What was not written yet is lost; " in said
     assert said.count(f"{tmp_path / '[red]'} keeps 2 iterations of 'ppo on Catch-bsuite'") == 1

@@ -11,6 +11,7 @@ import pytest
 
 from grpo_jax import GRPO, Config, Hyperparams, make_init, run
 from grpo_jax.errors import OTHER_WORDS, ConfigError, KnownFields
+from grpo_jax.objectives import EntropyHyperparams
 from grpo_jax.policies import MLP, Transformer
 
 CONFIG = Config("Catch-bsuite", algorithm="ppo", num_envs=4, num_steps=4, num_minibatches=2)
@@ -60,7 +61,7 @@ def test_a_mistake_is_answered_with_what_to_write(write, answer):
 
 
 def test_words_of_other_libraries_lead_to_the_fields_of_their_page():
-    known = {field for kind in (Config, Hyperparams, MLP, Transformer) for field in kind.__dataclass_fields__}
+    known = {field for kind in (Config, EntropyHyperparams, MLP, Transformer) for field in kind.__dataclass_fields__}
     assert {*OTHER_WORDS.values()} <= known
     page = (Path(__file__).parents[2] / "docs" / "coming_from.md").read_text(encoding="utf-8")
     for line in page.splitlines():

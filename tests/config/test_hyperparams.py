@@ -6,17 +6,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
-from probes import Probe, bits
+from probes import Probe, bits, check
 
-from grpo_jax import Config, Hyperparams, make_init, make_train_step, run
+from grpo_jax import GRPO, Config, Hyperparams, make_init, make_train_step, run
 from grpo_jax.errors import ConfigError
+from grpo_jax.hyperparams import completed
+from grpo_jax.objectives import EntropyHyperparams, SapoHyperparams, adaptive_entropy_coefficient, tuned
 from grpo_jax.policies import MLP
+from grpo_jax.training.checks import check_read
 
 FIELDS = [field.name for field in dataclasses.fields(Hyperparams)]
 OPTIONAL = ["critic_learning_rate", "warmup", "num_iterations", "max_episodes", "beta1", "beta2", "weight_decay"]
 LIMITS = [
-    *("total_steps", "max_episodes", "clip_low", "clip_high", "value_clip", "kl_limit", "top_k"),
-    *("observation_clip", "reward_clip", "max_grad_norm"),
+    *("total_steps", "max_episodes", "clip_low", "clip_high", "value_clip", "kl_limit", "reward_clip", "max_grad_norm"),
 ]
 CONFIG = Config(
     environment=Probe(),
@@ -69,7 +71,7 @@ def test_own_hyperparameters_may_be_infinite_but_not_missing():
 
 
 def test_infinite_limits_train_as_very_large_ones():
-    limits = [name for name in LIMITS if name not in ("top_k", "max_episodes")]
+    limits = [name for name in LIMITS if name != "max_episodes"]
 
     def rows(value):
         defaults = np.array([getattr(Hyperparams, name) for name in limits])
@@ -85,3 +87,87 @@ def test_infinite_limits_train_as_very_large_ones():
     unlimited, large = trained(rows(jnp.inf)), trained(rows(1e30))
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(unlimited))
     assert bits(unlimited) == bits(large)
+
+
+# --- numbers of single methods, and what nothing reads ----------------------------------------------------------------
+
+SMALL = {"environment": Probe(), "num_envs": 4, "group_size": 2, "num_minibatches": 1, "network": MLP((4,))}
+KEYS = jax.random.split(jax.random.key(0), 2)
+HELD = GRPO._replace(
+    entropy_controller=tuned(adaptive_entropy_coefficient, target="entropy_target"), hyperparams=EntropyHyperparams
+)
+
+
+@struct.dataclass
+class Mine(Hyperparams):
+    softness: float = 0.5
+
+
+def test_plain_hyperparameters_and_a_users_are_completed_for_an_algorithm():
+    config, short = Config(algorithm="sapo", **SMALL), {"num_iterations": 1}
+    plain, own, users = (
+        run(config, kind(**short), KEYS).states.hyperparams for kind in (Hyperparams, SapoHyperparams, Mine)
+    )
+    assert (
+        type(plain) is type(own) is SapoHyperparams and isinstance(users, SapoHyperparams) and users.softness[0] == 0.5
+    )
+    assert bits(plain) == bits(own) and (plain.sapo_tau_negative == np.float32(1.05)).all()
+    assert type(completed(users, Mine)) is type(completed(Mine(), SapoHyperparams)) is type(users)
+
+
+READ = {
+    "by the step": ("grpo", {}, Hyperparams(clip_low=0.1, reward_clip=5.0)),
+    "by the controller": (HELD, {}, EntropyHyperparams(entropy_target=0.3, entropy_coef=0.1)),
+    "by the first learning rate": ("ppo", {"schedule": "adaptive_kl"}, Hyperparams(learning_rate=1e-3, kl_target=0.1)),
+    "by the host": ("grpo", {"schedule": "constant"}, Hyperparams(total_steps=1e4, max_episodes=9.0)),
+    "the default in float32": ("grpo", {}, Hyperparams(gae_lambda=float(np.float32(0.95)), kl_target=np.full(2, 0.01))),
+    "its own": ("sapo", {}, SapoHyperparams(sapo_tau_positive=2.0)),
+}
+
+
+@pytest.mark.parametrize("algorithm, fields, hyperparams", READ.values(), ids=READ)
+def test_what_is_read_may_change(algorithm, fields, hyperparams):
+    check_read((Config(algorithm=algorithm, **SMALL | fields), hyperparams))
+
+
+UNREAD = {
+    "trace": (
+        "grpo",
+        {},
+        {"gae_lambda": np.array([0.9, 0.95])},
+        r"not read by grpo: gae_lambda=.0\.9 +0\.95.; leave",
+    ),
+    "clip": ("sapo", {}, {"clip_low": 0.1}, "clip_low=0.1"),
+    "temperature": ("grpo", {}, {"temperature": 0.5}, "temperature=0.5"),
+    "optimiser": ("ppo", {"optimizer": "sgd"}, {"beta2": 0.9, "weight_decay": 0.1}, "beta2=0.9, weight_decay=0.1"),
+    "target": ("grpo", {}, {"kl_target": 0.5}, "kl_target=0.5"),
+}
+
+
+@pytest.mark.parametrize("algorithm, fields, numbers, message", UNREAD.values(), ids=UNREAD)
+def test_what_nothing_reads_is_refused(algorithm, fields, numbers, message):
+    with pytest.raises(ConfigError, match=message):
+        run(Config(algorithm=algorithm, **SMALL | fields), Hyperparams(num_iterations=1, **numbers), KEYS)
+
+
+def test_of_several_runs_one_is_enough_to_read_a_number():
+    runs = [(Config(algorithm=name, **SMALL), SapoHyperparams(sapo_tau_positive=2.0)) for name in ("sapo", "grpo")]
+    check_read(*runs)
+    with pytest.raises(ConfigError, match="grpo or dapo: sapo_tau_positive=2.0; leave it out; .* is read by sapo"):
+        check_read(runs[1], (Config(algorithm="dapo", **SMALL), Hyperparams()))
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: Hyperparams(sapo_tau_positive=2.0), "a field of SapoHyperparams: SapoHyperparams.sapo_tau_positive=2"),
+        (lambda: Hyperparams(top_k=5.0), "a field of SamplingHyperparams"),
+        (
+            lambda: check(Config(algorithm=HELD._replace(hyperparams=Hyperparams), **SMALL)),
+            "entropy_target.*of EntropyHyperparams: algorithm._replace.hyperparams=EntropyHyperparams",
+        ),
+    ],
+)
+def test_an_error_names_the_class_with_a_number(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make()

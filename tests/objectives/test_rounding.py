@@ -1,5 +1,7 @@
 """What differs by rounding alone is equal: log-ratios in penalties, scores of a group. More counts in full."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 
 from grpo_jax import GRPO, Config, Hyperparams, make_init, make_train_step, objectives, with_reference
 from grpo_jax.algorithms import by_name
-from grpo_jax.baselines import same_state_advantage
+from grpo_jax.baselines import GigpoHyperparams, same_state_advantage
 from grpo_jax.environments.tokens import Reward, make_task
 from grpo_jax.policies import Transformer, categorical, diagonal_gaussian
 from grpo_jax.precision import ROUNDING, above_rounding
@@ -139,7 +141,7 @@ def of_paths(names, change):
         **{"reward": steps, "valid": valid, "terminated": terminated, "truncated": ~valid, "observation": terminated},
         reward_parts=RewardParts(steps[..., None], np.ones((10, 16, 1), np.float32)),
     )
-    hyperparams = Hyperparams(discount=1.0, step_advantage_coef=0.0)
+    hyperparams = GigpoHyperparams(discount=1.0, step_advantage_coef=0.0)
     advantages = jax.jit(lambda t: {name: by_name(name).advantage(t, hyperparams, 8) for name in names})
     return jax.device_get(advantages(jax.tree.map(jnp.asarray, trajectory)))
 
@@ -168,6 +170,7 @@ def test_rewards_with_the_same_sum_on_every_path_teach_nothing():
 
 ZERO = (Reward("zero", lambda task, problem, completion: jnp.float32(0.0)),)
 SMALL = {"num_envs": 16, "group_size": 4, "num_minibatches": 2, "num_epochs": 2}
+REFRESHED = functools.partial(objectives.refreshed_reference, interval=2)
 MOVES = {
     "reference": ({"algorithm": with_reference(GRPO), "optimizer": "muon"}, {}),
     "off_policy_mask": (
@@ -176,8 +179,8 @@ MOVES = {
     ),
     "kl_cov": ({"algorithm": "kl_cov", "optimizer": "rmsprop"}, {}),
     "exact, moving": (
-        {"algorithm": with_reference(GRPO, objectives.refreshed_reference, objectives.exact_kl_to_reference)},
-        {"reference_interval": 2},
+        {"algorithm": with_reference(GRPO, REFRESHED, objectives.exact_kl_to_reference)},
+        {},
     ),
     "in the reward": (
         {"algorithm": with_reference(GRPO)._replace(reward=objectives.kl_penalized_reward, penalties=())},

@@ -17,7 +17,7 @@ from grpo_jax.policies import combine, make_pure_policy, partition
 
 SMALL = {"num_envs": 8, "num_steps": 8, "num_minibatches": 2, "num_epochs": 1}
 HEADS = ("network/actor", "network/critic")
-AVERAGED = with_reference(PPO, averaged_reference)
+AVERAGED = with_reference(PPO, functools.partial(averaged_reference, decay=0.5))
 
 
 def init(key, observation):
@@ -65,7 +65,7 @@ def without_torso(params):
 @pytest.mark.parametrize(
     "algorithm, fields, hyperparams",
     [
-        (AVERAGED, {}, {"kl_coef": 0.1, "reference_decay": 0.5, "critic_learning_rate": 1e-2}),
+        (AVERAGED, {}, {"kl_coef": 0.1, "critic_learning_rate": 1e-2}),
         pytest.param(PPO, {"optimizer": "muon"}, {}, marks=pytest.mark.slow),
     ],
     ids=["reference_and_critic", "muon"],

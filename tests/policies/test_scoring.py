@@ -9,6 +9,7 @@ import pytest
 from probes import NUM_TOKENS, copy_task
 
 from grpo_jax import GRPO, PPO, Config, Hyperparams, make_init, make_train_step, objectives, with_reference
+from grpo_jax.hyperparams import completed
 from grpo_jax.policies import Transformer, make_token_policy
 from grpo_jax.policies.distributions import categorical
 from grpo_jax.policies.sampling import with_temperature
@@ -75,7 +76,9 @@ def test_scores_and_gradients_are_those_of_whole_distributions(chunk, tied):
 def test_a_train_step_in_chunks_estimates_the_kl_to_the_behaviour(algorithm, fields):
     """Parameters are the same after two iterations; the KL to the reference is exact if the loss has it so."""
     config, results = Config(**RUN | {"algorithm": algorithm} | fields), []
-    hyperparams = HYPERPARAMS.replace(top_p=0.8, top_k=4.0, min_p=0.1) if config.truncate_sampling else HYPERPARAMS
+    hyperparams = completed(HYPERPARAMS, config.hyperparams_class)
+    if config.truncate_sampling:
+        hyperparams = hyperparams.replace(top_p=0.8, top_k=4.0, min_p=0.1)
     for chunk in (None, 3):
         config = dataclasses.replace(config, logits_chunk=chunk)
         state = jax.jit(make_init(config))(jax.random.key(0), hyperparams)

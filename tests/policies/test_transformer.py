@@ -16,7 +16,7 @@ from grpo_jax.devices.execution_plan import CPU
 from grpo_jax.environments import group_parameters
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import FRESH, one_carry_per_group
-from grpo_jax.policies import Transformer, make_token_policy
+from grpo_jax.policies import SamplingHyperparams, Transformer, make_token_policy
 from grpo_jax.policies.distributions import categorical
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.updates.batch import make_batch
@@ -122,7 +122,7 @@ def rolled_out(config, hyperparams=None, key=1):
 def rollout():
     """GRPO on the copy task with temperature 0.7 and top-k 4."""
     config = Config(**RUN, truncate_sampling=True)
-    return config, *rolled_out(config, Hyperparams(temperature=0.7, top_k=4.0))
+    return config, *rolled_out(config, SamplingHyperparams(temperature=0.7, top_k=4.0))
 
 
 @pytest.fixture(scope="module")

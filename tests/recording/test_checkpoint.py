@@ -21,7 +21,14 @@ from grpo_jax import GRPO, Config, Hyperparams, run
 from grpo_jax.algorithms import GSPO
 from grpo_jax.devices.mesh import make_mesh
 from grpo_jax.errors import ConfigError
-from grpo_jax.objectives import adaptive_coefficient, adaptive_entropy_coefficient, group_normalized, outcome, tuned
+from grpo_jax.objectives import (
+    EntropyHyperparams,
+    adaptive_coefficient,
+    adaptive_entropy_coefficient,
+    group_normalized,
+    outcome,
+    tuned,
+)
 from grpo_jax.policies import MLP
 from grpo_jax.recording.checkpoint import KEPT, Checkpoints, check_same_run
 from grpo_jax.recording.identity import check_same
@@ -297,6 +304,7 @@ def test_a_coefficient_that_adapts_goes_on(tmp_path):
     algorithm = GRPO._replace(
         kl_controller=tuned(adaptive_coefficient, target="kl_target"),
         entropy_controller=tuned(adaptive_entropy_coefficient, target="entropy_target"),
+        hyperparams=EntropyHyperparams,
     )
     sizes = {"num_envs": 4, "group_size": 2, "num_epochs": 2, "num_minibatches": 1, "network": MLP((4,))}
     config = Config(environment=Probe(), algorithm=algorithm, **sizes)

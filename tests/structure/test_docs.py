@@ -110,6 +110,7 @@ def test_the_metrics_of_a_run_are_those_described():
     of_entropy = objectives.tuned(objectives.adaptive_entropy_coefficient, target="entropy_target")
     adaptive = grpo_jax.with_reference(grpo_jax.GRPO)
     adaptive = adaptive._replace(kl_controller=controller, entropy_controller=of_entropy)
+    adaptive = adaptive._replace(hyperparams=objectives.EntropyHyperparams)
     keys = {SAMPLED, GREEDY, "environment/invalid_resets", "episode/cut_fraction"}  # of some environments
     for algorithm, hyperparams in ((adaptive, Hyperparams()), (grpo_jax.PPO, Hyperparams(critic_learning_rate=1e-3))):
         config = Config(algorithm=algorithm, num_envs=8, num_minibatches=2)

@@ -52,7 +52,7 @@ def four():
 
 
 def start(init):
-    hyperparams = Hyperparams(desired_kl=TARGETS, critic_learning_rate=1e-4, learning_rate=1e-3, total_steps=1e9)
+    hyperparams = Hyperparams(kl_target=TARGETS, critic_learning_rate=1e-4, learning_rate=1e-3, total_steps=1e9)
     return init(jnp.stack([jax.random.key(0)] * 3), hyperparams.broadcast(3))
 
 

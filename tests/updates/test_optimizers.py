@@ -257,7 +257,6 @@ UNFIT = {
     "beta of 1": ({}, {"beta1": 1.0}, "beta1=1.0 must be at least 0 and less than 1"),
     "negative decay": ({"optimizer": "adamw"}, {"weight_decay": -1.0}, "weight_decay=-1.0 is negative"),
     "endless warm-up": ({}, {"warmup": 0.1, "total_steps": np.inf}, "warmup is a fraction of training, but total_s"),
-    "decay": ({}, {"weight_decay": 0.1}, "weight_decay has no effect with optimizer='adam'; .* 'adamw' or 'muon'"),
     "no critic": (
         {"algorithm": "kernel_gae", "group_size": 2},
         {"critic_learning_rate": 0.1},

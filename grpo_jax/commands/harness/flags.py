@@ -1,6 +1,7 @@
 """A run's `Config` and `Hyperparams` from the flags of a command line."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,18 +11,20 @@ import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from grpo_jax import Config, Hyperparams
-from grpo_jax.algorithms import Algorithm, automatic_algorithm, by_name, name_of
+from grpo_jax.algorithms import Algorithm, algorithms_with, automatic_algorithm, name_of
 from grpo_jax.commands.harness.parsing import parse_flags, peek
 from grpo_jax.commands.harness.scale import DEFAULTS, can_grow, for_gpu, resolve_scale
 from grpo_jax.commands.harness.settings import NetworkFields, make_network, tuned_settings
 from grpo_jax.devices.execution_plan import ExecutionPlan
 from grpo_jax.environments import make_environment
-from grpo_jax.errors import LARGEST_COUNT, ConfigError
-from grpo_jax.importing import import_object, is_custom
+from grpo_jax.errors import LARGEST_COUNT, ConfigError, KnownFields
+from grpo_jax.hyperparams import joined
+from grpo_jax.importing import is_custom
 from grpo_jax.policies.networks import NETWORKS
 from grpo_jax.policies.networks import name_of as network_name
-from grpo_jax.recording.config_file import FIELDS, read_fields
+from grpo_jax.recording.config_file import FIELDS, class_of, find_algorithm, read_fields
 from grpo_jax.runs.processes import is_process_zero
+from grpo_jax.training.checks import without_unread
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -42,12 +45,6 @@ class RunFlags:
             "them.",
         ),
     ] = None
-    hyperparams_class: Annotated[
-        str | None,
-        tyro.conf.arg(
-            name="hyperparams", help="package.module:Class, a subclass of Hyperparams; its fields are flags."
-        ),
-    ] = None
 
 
 @dataclasses.dataclass
@@ -55,7 +52,6 @@ class Chosen:
     """The flags on which the defaults of all others depend."""
 
     config: Path | None = None
-    hyperparams: str | None = None
     environment: str | None = None
     algorithm: str | None = None
     network: str = Config.network
@@ -66,6 +62,7 @@ class Chosen:
     num_steps: int | None = None
     num_minibatches: int | None = None
     recurrent: str | None = None
+    truncate_sampling: bool | None = None
 
     @property
     def sizes(self) -> dict[str, Any]:
@@ -75,26 +72,39 @@ class Chosen:
         return sizes if self.recurrent is None else sizes | {"recurrent": self.recurrent}
 
 
-def parse(arguments: type, flags: Sequence[str]) -> Any:
+def hyperparams_class(flags: Sequence[str], algorithms: Sequence[str] = ()) -> type[Hyperparams]:
+    """The class with the hyperparameters of these flags, and of other algorithms that they are compared with."""
+    chosen = peek(Chosen, flags)
+    fields = {} if chosen.config is None else read_fields(chosen.config)
+    given = {"algorithm": chosen.algorithm, "truncate_sampling": chosen.truncate_sampling}
+    fields |= {name: value for name, value in given.items() if value is not None}
+    own = {name: fields[name] for name in given if name in fields}
+    return functools.reduce(joined, (class_of(**own | {"algorithm": each}) for each in algorithms), class_of(**own))
+
+
+def parse(arguments: type, flags: Sequence[str], algorithms: Sequence[str] = ()) -> Any:
     """Parses the flags of a class with the fields of `RunFlags`.
 
-    The defaults are the fields in the file --config, or else the tuned settings of the environment and the algorithm.
-    Parameters of the environment are merged one by one. The algorithm "auto" is replaced before the tuned settings are
-    read.
+    The defaults are the fields in the file --config, or else the tuned settings of the environment and the algorithm,
+    without hyperparameters that nothing reads. Parameters of the environment are merged one by one. The algorithm
+    "auto" is replaced before the tuned settings are read. Hyperparameters of `algorithms` are flags too.
     """
     chosen = peek(Chosen, flags)
-    kind = hyperparams_class(chosen.hyperparams)
-    from_file = {} if chosen.config is None else read_fields(chosen.config, kind)
+    from_file = {} if chosen.config is None else read_fields(chosen.config)
     environment = chosen.environment or from_file.get("environment", Config.environment)
     algorithm = chosen.algorithm or from_file.get("algorithm", Config.algorithm)
     if algorithm == "auto":
         name, reason = automatic_algorithm(make_environment(environment).prompt is not None)
         if is_process_zero():
             print(f"--algorithm auto is {name}: {reason}")
-        return parse(arguments, [*flags, "--algorithm", name])
+        return parse(arguments, [*flags, "--algorithm", name], algorithms)
+    kind = hyperparams_class(flags, algorithms)
+    given = {word.partition("=")[0][2:].replace("-", "_") for word in flags if word.startswith("--")}
+    for name in given - kind.__dataclass_fields__.keys():
+        _check_owner(name, algorithm)
     scale = resolve_scale(chosen.scale)
     if chosen.config is None:
-        fields = _tuned(environment, _find_algorithm(algorithm), scale, chosen)
+        fields = _tuned(environment, find_algorithm(algorithm), scale, chosen)
     elif chosen.scale == "auto":
         fields = from_file
     else:
@@ -112,13 +122,24 @@ def parse(arguments: type, flags: Sequence[str]) -> Any:
     # Not by its constructor, which would check it and choose its sizes before the flags are read.
     config = object.__new__(Config)
     vars(config).update(static)
-    return parse_flags(
+    parsed = parse_flags(
         arguments,
         flags,
         default=arguments(config=config, layers=NetworkFields(**layers), hyperparams=kind(**traced), scale=scale),
         registry=_constructors(dict(fields.get("env_params", ()))),
         complete=_complete,
     )
+    parsed.hyperparams = without_unread(parsed.config, parsed.hyperparams, traced.keys() - given)
+    return parsed
+
+
+def _check_owner(name: str, algorithm: str | Algorithm) -> None:
+    """Raises ConfigError for a hyperparameter that others have, but not this algorithm."""
+    owner = KnownFields.owner(name)
+    if owner is not None and issubclass(owner, Hyperparams):
+        readers = algorithms_with(name) or ["--truncate-sampling"]
+        name, shown = name.replace("_", "-"), algorithm if isinstance(algorithm, str) else name_of(algorithm)
+        raise ConfigError(f"--{name} is no number of {shown}: it is of {' and '.join(readers)}; leave it out")
 
 
 def _tuned(environment: str, algorithm: Algorithm, scale: str, chosen: Chosen) -> dict[str, Any]:
@@ -139,36 +160,13 @@ def _complete(values: dict[str, Any]) -> None:
     """Imports the algorithm, and makes the network of the flags of its fields, where these are not its defaults."""
     config, layers = values["config"].keywords, values["layers"].keywords
     if isinstance(config["algorithm"], str) and is_custom(config["algorithm"]):
-        config["algorithm"] = _find_algorithm(config["algorithm"])
+        config["algorithm"] = find_algorithm(config["algorithm"])
     fields = {name: value for name, value in layers.items() if value != getattr(NetworkFields, name)}
     if fields and is_custom(config["network"]):
         name = next(iter(fields))
         raise ConfigError(f"{name}={fields[name]!r} has no effect on a custom network; leave it out, and set it there")
     if fields:
         config["network"] = make_network(config["network"], fields, config["environment"], config["env_params"])
-
-
-def hyperparams_class(path: str | None) -> type[Hyperparams]:
-    """The subclass of `Hyperparams` at an import path; raises ConfigError for anything else."""
-    found = Hyperparams if path is None else import_object(path, "hyperparams")
-    if not (isinstance(found, type) and issubclass(found, Hyperparams)):
-        raise ConfigError(f"--hyperparams {path} is no subclass of Hyperparams; write package.module:Class of one")
-    return found
-
-
-def _find_algorithm(algorithm: str | Algorithm) -> Algorithm:
-    """The algorithm of a name or an import path."""
-    if isinstance(algorithm, Algorithm):
-        return algorithm
-    if not is_custom(algorithm):
-        return by_name(algorithm)
-    found = import_object(algorithm, "algorithm")
-    if not isinstance(found, Algorithm):
-        raise ConfigError(
-            f"--algorithm {algorithm} is {type(found).__name__}, not an Algorithm; write one such as "
-            "MINE = GRPO._replace(surrogate=...)"
-        )
-    return found
 
 
 def _tuned_as(algorithm: Algorithm) -> str:

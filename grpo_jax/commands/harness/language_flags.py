@@ -13,7 +13,9 @@ from grpo_jax.commands.harness.limits import Count, Finite, Seeds
 from grpo_jax.commands.harness.parsing import parse_flags, peek
 from grpo_jax.commands.harness.settings import tuned_settings
 from grpo_jax.commands.harness.study import RecordingArguments, StudyArguments
+from grpo_jax.hyperparams import completed, joined
 from grpo_jax.policies import Transformer
+from grpo_jax.policies.sampling import SamplingHyperparams
 
 DEFAULTS = Hyperparams(learning_rate=1e-5, num_iterations=100, discount=1.0, gae_lambda=1.0)
 
@@ -120,11 +122,11 @@ def parse(flags: Sequence[str] | None = None) -> Arguments:
     Raises ConfigError if the algorithm is unknown.
     """
     chosen = peek(Chosen, flags)
-    by_name(chosen.algorithm)
+    kind = joined(by_name(chosen.algorithm).hyperparams, SamplingHyperparams)
     tuned = tuned_settings("tokens:", chosen.algorithm)
     changes = {name: tuned[name] for name in ("clip_low", "clip_high") if name in tuned}
     if chosen.total_steps is not None and chosen.num_iterations is None:
         changes["num_iterations"] = None
     default = object.__new__(Arguments)  # what it lacks are the defaults of its class
-    default.hyperparams = DEFAULTS.replace(**changes)
+    default.hyperparams = completed(DEFAULTS.replace(**changes), kind)
     return parse_flags(Arguments, flags, default=default)

@@ -22,7 +22,7 @@ FEW = 15
 MOST_OWN = 12
 USED_MOST = (
     *("environment", "algorithm", "total_steps", "num_seeds", "out", "num_envs", "learning_rate", "network", "scale"),
-    *("group_size", "discount", "entropy_coef", "env_params", "seed", "config_file", "hyperparams_class"),
+    *("group_size", "discount", "entropy_coef", "env_params", "seed", "config_file"),
     *("evaluate_every", "checkpoint_every", "resume", "tensorboard", "wandb"),
 )
 

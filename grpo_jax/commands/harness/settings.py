@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from grpo_jax import Config, Hyperparams
+from grpo_jax import Config
 from grpo_jax.algorithms import ALGORITHMS
 from grpo_jax.commands.harness.suite_settings import BY_ENVIRONMENT, BY_SUITE
 from grpo_jax.environments import make_environment
@@ -17,6 +17,7 @@ from grpo_jax.groups import ANCHORED
 from grpo_jax.policies import CNN, Transformer
 from grpo_jax.policies.networks import resolve_network
 from grpo_jax.recording import RunSpec
+from grpo_jax.training.checks import without_unread
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +143,8 @@ def make_plan(environment: str, algorithm: str, keys: jax.Array, *, label: str |
     """A run with the tuned settings of this environment and this algorithm, except for the fields that are given."""
     static, traced = split_fields(environment, tuned_settings(environment, algorithm) | fields)
     config = Config(environment=environment, algorithm=algorithm, **static)
-    return RunSpec(label or algorithm, config, Hyperparams(**traced), keys)
+    hyperparams = config.hyperparams_class(**traced)
+    return RunSpec(label or algorithm, config, without_unread(config, hyperparams, traced.keys() - fields.keys()), keys)
 
 
 def make_network(network: str, fields: Mapping[str, Any], environment: Any, env_params: Mapping[str, Any]) -> Any:
