@@ -57,9 +57,9 @@ def cast_parameter(value: Any, default: Any, field: str) -> Any:
             cast = kind(value)
         except (TypeError, ValueError, OverflowError):
             cast = math.nan
-        of_its_kind = cast == cast if kind is float else cast == value  # nan equals nothing
+        of_its_kind = math.isfinite(cast) or cast == default if kind is float else cast == value  # nan equals nothing
         if isinstance(value, str) != isinstance(default, str) or not of_its_kind:
-            words = {bool: "0 or 1", int: "a whole number", str: "a text"}.get(kind, "a number")
+            words = {bool: "0 or 1", int: "a whole number", str: "a text"}.get(kind, "a finite number")
             raise ConfigError(f"{field}={value!r} must be {words}")
         if kind is int and not abs(cast) <= LARGEST_COUNT:
             raise ConfigError(f"{field}={value!r} must be a number of at most {LARGEST_COUNT}")

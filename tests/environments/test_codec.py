@@ -60,25 +60,16 @@ class Derived(spaces.Discrete):
 gym, gymnax_ = spaces, gymnax_spaces
 SPACES = {
     "gymnax Box of a number": (gymnax_.Box(-2.0, 2.0, ()), Box((-2.0,), (2.0,)), [1.5], 1.5),
-    "gymnax Box": (
-        gymnax_.Box(0.0, jnp.inf, (2, 2)),
-        Box((0.0,) * 4, (np.inf,) * 4),
-        [0.5, 1, 0, 0],
-        [[0.5, 1], [0, 0]],
-    ),
+    "gymnax Box": (gymnax_.Box(0.0, jnp.inf, (2, 1)), Box((0.0,) * 2, (np.inf,) * 2), [0.5, 1], [[0.5], [1]]),
     "gymnax Tuple": (gymnax_.Tuple([gymnax_.Discrete(n) for n in (2, 3)]), MultiDiscrete((2, 3)), [1, 2], (1, 2)),
-    "Tuple with starts": (
-        gym.Tuple([gym.Discrete(2, start=7), gym.Discrete(3)]),
-        MultiDiscrete((2, 3)),
-        [1, 2],
-        (8, 2),
-    ),
+    "Tuple": (gym.Tuple([gym.Discrete(2, start=7), gym.Discrete(3)]), MultiDiscrete((2, 3)), [1, 2], (8, 2)),
     "Discrete": (gym.Discrete(3, start=-1), Discrete(3), 2, 1),
     "Derived": (Derived(300, start=5), Discrete(300), 299, 304),
     "MultiBinary": (gym.MultiBinary((1, 3)), MultiDiscrete((2,) * 3), [1, 0, 1], [[1, 0, 1]]),
     "MultiDiscrete": (gym.MultiDiscrete([[2, 3]], start=[[4, -5]]), MultiDiscrete((2, 3)), [1, 2], [[5, -3]]),
     "Box of float64": (gym.Box(-2, 2, (2, 1), np.float64), Box((-2.0,) * 2, (2.0,) * 2), [0.25, -2], [[0.25], [-2]]),
 }
+"""A space, its canonical form, an action in that, and the same one in the space."""
 
 
 @pytest.mark.parametrize("case", SPACES)
@@ -102,20 +93,12 @@ def test_an_action_arrives_as_its_space_has_it(case):
         assert moved.reward == total and moved.state.time == 1
 
 
-@pytest.mark.parametrize(
-    "space",
-    [gym.Box(0, 10, (2,), np.int32), gymnax_.Box(0, 10, (2,), jnp.int32), gym.Text(3), 3]
-    + [
-        gym.Dict(a=gym.Discrete(2)),
-        gymnax_.Tuple([gymnax_.Tuple([gymnax_.Discrete(2)])]),
-        type("Mine", (), {"n": 3})(),
-    ],
-)
-def test_other_spaces_are_refused_by_name(space):
-    with pytest.raises(
-        ConfigError, match="actions of 'Probe' in .* are not supported; use Discrete, .*Tuple of Discrete"
-    ):
-        make_environment(Taking(space))
+def test_other_spaces_are_refused_by_name():
+    whole_numbers = gym.Box(0, 10, (2,), np.int32), gymnax_.Box(0, 10, (2,), jnp.int32)
+    nested = gym.Dict(a=gym.Discrete(2)), gymnax_.Tuple([gymnax_.Tuple([gymnax_.Discrete(2)])])
+    for space in (*whole_numbers, *nested, gym.Text(3), 3, type("Mine", (), {"n": 3})()):
+        with pytest.raises(ConfigError, match="actions of 'Taking' in .* are not supported; use .*Tuple of Discrete"):
+            make_environment(Taking(space))
 
 
 NESTED = gym.Dict(
@@ -137,13 +120,8 @@ def test_a_policy_takes_and_gives_what_an_environment_on_the_host_does():
     policy = policy_of(HostEnvironment(lambda: OnHost(NESTED, space), max_steps=3))
     observation = policy.config.env.observation
     assert observation["deep"][0].shape == (3,), "one-hot"
-    assert [leaf.dtype for leaf in jax.tree.leaves(observation)] == [
-        jnp.int32,
-        jnp.float32,
-        jnp.int8,
-        jnp.float32,
-        jnp.uint8,
-    ]
+    dtypes = [leaf.dtype for leaf in jax.tree.leaves(observation)]
+    assert dtypes == [jnp.int32, jnp.float32, jnp.int8, jnp.float32, jnp.uint8]
     NESTED.seed(0)
     seen = NESTED.sample()
     assert space.contains(np.asarray(policy.act(seen), space.dtype))
@@ -156,7 +134,7 @@ def test_a_policy_takes_and_gives_what_an_environment_on_the_host_does():
 
 
 def test_a_policy_of_gymnax_gives_its_tuple_and_takes_its_integers():
-    action = policy_of(Taking(SPACES["Tuple with starts"][0])).act(np.zeros(2))
+    action = policy_of(Taking(SPACES["Tuple"][0])).act(np.zeros(2))
     assert isinstance(action, tuple) and action[0] in (7, 8)
     lake = policy_of("FrozenLake-misc", frame_stack=2)
     env = lake.config.env
@@ -205,13 +183,13 @@ IMAGES = {(4, 36, 40): 4, (1, 28, 28): 1, (4, 48, 40, 3): 12, (36, 40, 4): 4, (1
 
 
 @pytest.mark.parametrize("shape", IMAGES)
-@pytest.mark.parametrize("num_frames", [1, 2])
-def test_a_convolution_reads_channels_where_they_are(shape, num_frames):
-    config = Config(environment=Image(shape), algorithm="ppo", num_envs=4, num_steps=4, frame_stack=num_frames)
-    params = jax.eval_shape(config.policy.init, KEY)
-    leaves = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(params)}
-    sizes = {leaf.shape[0] for path, leaf in leaves.items() if "Conv_0']['kernel" in path}
-    assert sizes == {9 * num_frames * IMAGES[shape]}
+def test_a_convolution_reads_channels_where_they_are(shape):
+    for num_frames in (1, 2):
+        config = Config(environment=Image(shape), algorithm="ppo", num_envs=4, num_steps=4, frame_stack=num_frames)
+        params = jax.eval_shape(config.policy.init, KEY)
+        leaves = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(params)}
+        sizes = {leaf.shape[0] for path, leaf in leaves.items() if "Conv_0']['kernel" in path}
+        assert sizes == {9 * num_frames * IMAGES[shape]}
 
 
 def test_the_same_image_gives_the_same_values_wherever_its_channels_are():
@@ -235,7 +213,5 @@ def test_the_same_image_gives_the_same_values_wherever_its_channels_are():
 
 def test_bits_are_those_of_gymnax_alone():
     breakout = gymnax.make("Breakout-MinAtar")[0]
-    halved = type(
-        "Halved", (type(breakout),), {"get_obs": lambda self, *a, **k: super(type(self), self).get_obs(*a, **k) / 2}
-    )()
-    assert [make_environment(env).observation.dtype for env in (breakout, halved)] == [jnp.int8, jnp.float32]
+    own = type("Own", (type(breakout),), {})()
+    assert [make_environment(env).observation.dtype for env in (breakout, own)] == [jnp.int8, jnp.float32]

@@ -1,6 +1,7 @@
 """The door for environments: what its trial refuses, wrappers, early truncations, objects of any class."""
 
 import dataclasses
+import warnings
 from typing import Any
 
 import gymnax
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from gymnax.environments.classic_control import CartPole
 from gymnax.wrappers import purerl
-from probes import Probe, ProbeParams
+from probes import Echo, Parts, Probe, ProbeParams, Questions
 from small import small_config
 
 import grpo_jax
@@ -66,19 +67,16 @@ def starting(start, step):
 REFUSED = {
     "a reward of shape (1,)": ({"reward": lambda self, state: jnp.ones(1)}, r"the reward of 'Own' is float32\[1\]"),
     "no reward": ({"reward": lambda self, state: None}, "the reward of 'Own' is None"),
-    "a text": ({"reward": lambda self, state: "one"}, "the reward of 'Own' is 'one'"),
     "a complex number": ({"reward": lambda self, state: 1j}, r"the reward of 'Own' is complex64\[\]"),
     "an end of shape (1,)": (
         with_step(lambda step: (*step[:3], jnp.ones(1, bool), {})),
         r"terminated of 'Own' is bool\[1\]",
     ),
-    "a limit of shape (1,)": ({"is_truncated": lambda *_: jnp.ones(1, bool)}, r"is_truncated of 'Own' is bool\[1\]"),
     "gym's four values": (with_step(lambda step: step[:4]), "step_env of 'Own' returns 4 values; return the 5"),
     "gymnax's six": (with_step(lambda step: (*step[:4], False, {})), "step_env of 'Own' returns 6 values"),
     "no state": ({"reset_env": lambda *_: jnp.zeros(1)}, "reset_env of 'Own' returns .*Tracer; return the 2 values"),
     "an info of another kind": (with_step(lambda step: (*step[:4], [1])), "the info of 'Own' is list"),
     "an if": ({"reward": lambda self, state: 1.0 if state["time"] else 0.0}, "step_env of 'Own'.*write jnp.where"),
-    "numpy": ({"reward": lambda self, state: np.sin(state["luck"])}, "step_env of 'Own'.*and jnp for numpy"),
     "its own error": ({"reward": lambda self, state: state["missing"]}, "step_env of 'Own': KeyError: 'missing'"),
     "a space as attribute": ({"action_space": Discrete(2)}, "action_space of 'Own' is .*; make a method"),
     "parameters as method": ({"default_params": lambda self: ProbeParams()}, "default_params of 'Own' must be"),
@@ -88,10 +86,7 @@ REFUSED = {
         r"'inner' of type float32\[3\] .* float32\[4\] after a step",
     ),
     "narrowed": (starting({"count": 0}, {"count": 0.5}), r"'inner/count' of type int32\[\] .* float32\[\].*same dtype"),
-    "a number for a bool": (starting(False, 1), r"'inner' of type bool\[\] .* int32\[\]"),
     "another key": (starting({"a": 0}, {"a": 0, "b": 1}), "the state of 'Own' has 'inner/b' only after a step"),
-    "another structure": (starting((0, 1), [0, 1]), "the structure .* after a reset, but .* after a step"),
-    "another observation": (after(jnp.zeros(3)), r"the observation of 'Own' has type float32\[1\] .* float32\[3\]"),
     "a dict": (after({"place": jnp.zeros(1)}), "the observation of 'Own' has .* after a step"),
 }
 
@@ -139,9 +134,9 @@ class OverridesStep(CartPole):
         return super().step(key, state, action, params)
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(slots=True)
 class Held:
-    """A wrapper that is a dataclass, with the environment under another name."""
+    """A wrapper that is a dataclass with slots, and has the environment under another name."""
 
     base: Any
     reset = property(lambda self: self.base.reset)
@@ -238,7 +233,7 @@ def test_an_early_truncation_is_bootstrapped_from_its_true_final_observation(net
 
 
 def test_a_baseline_without_a_place_for_early_ends_is_refused():
-    with pytest.raises(ConfigError, match="'Probe' may truncate an episode before max_steps_in_episode, but the base"):
+    with pytest.raises(ConfigError, match="'OutOfBounds' may truncate an episode before max_steps_in_episode, but"):
         jax.eval_shape(make_init(small_config("kernel_gae", OutOfBounds(), num_steps=8)), KEY, Hyperparams())
 
 
@@ -252,10 +247,66 @@ def test_a_baseline_without_a_place_for_early_ends_is_refused():
         (lambda self, state, params: jnp.zeros((), bool), False),
     ],
 )
-@pytest.mark.parametrize("on_host", [False, True])
-def test_it_is_found_whether_the_steps_alone_decide(is_truncated, early, on_host):
-    parts = {"is_truncated": is_truncated, "on_host": on_host}
-    assert make_environment(type("Own", (Plain,), parts)()).truncates_early == early
+def test_it_is_found_whether_the_steps_alone_decide(is_truncated, early):
+    for on_host in (False, True):
+        parts = {"is_truncated": is_truncated, "on_host": on_host}
+        assert make_environment(type("Own", (Plain,), parts)()).truncates_early == early
+
+
+class BeforeVersion1(Probe):
+    """The template of gymnax before 1.0: a step is done at the time limit too."""
+
+    def is_terminated(self, state, params):
+        return super().is_terminated(state, params) | (state.time >= params.max_steps_in_episode)
+
+
+class PythonLimit(BeforeVersion1):
+    """It needs the limit as a Python number."""
+
+    def is_terminated(self, state, params):
+        return state.time >= range(params.max_steps_in_episode)[-1] + 1
+
+
+class Finite(BeforeVersion1):
+    """The limit is part of the task."""
+
+    limit_terminates = True
+
+
+class ExactlyAsLong(Probe):
+    """Its episodes are as long as the limit allows, and terminate there."""
+
+    @property
+    def default_params(self):
+        return super().default_params.replace(lifetime=3)
+
+
+class Limited(Probe):
+    """The limit is used, but not for terminations."""
+
+    def step_env(self, key, state, action, params):
+        observation, *rest = super().step_env(key, state, action, params)
+        return observation / params.max_steps_in_episode, *rest
+
+
+@pytest.mark.parametrize("make", [BeforeVersion1, PythonLimit])
+def test_termination_at_the_limit_is_told_once(make):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for num_envs in (4, 8):
+            small_config("ppo", make(), num_envs=num_envs)
+    (message,) = [str(warning.message) for warning in caught if "time limit" in str(warning.message)]
+    assert f"{make.__name__!r} terminates at the time limit" in message
+    assert "leave 'time >= params.max_steps_in_episode' out of its terminated" in message
+    assert "'limit_terminates = True'" in message
+
+
+def test_no_other_environment_is_warned_about():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for environment in (Echo(), Parts(), Questions(), Finite(), ExactlyAsLong(), Limited(), cart_pole()):
+            make_environment(environment)
+            make_environment(environment, {"max_steps_in_episode": 1})
 
 
 @dataclasses.dataclass

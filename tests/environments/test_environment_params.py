@@ -13,6 +13,7 @@ from small import small_config
 
 from grpo_jax import Hyperparams, evaluate, make_init, make_train_step, run
 from grpo_jax.environments import group_parameters, make_environment, row_parameters
+from grpo_jax.errors import ConfigError
 from grpo_jax.groups import fresh_groups
 from grpo_jax.rollouts.rollout import Simulator
 
@@ -132,6 +133,7 @@ class SizedParams(ProbeParams):
     twice: bool = True  # a branch
     label: str = "a label"
     scale: float = 1.0
+    endless: float = np.inf
     fixed: float = struct.field(pytree_node=False, default=2.0)
 
 
@@ -157,19 +159,21 @@ class Sized(Probe):
 
 def test_parameters_that_decide_shapes_or_branches_are_static():
     env = make_environment(Sized(), {"width": 5.0, "label": "another"})
-    assert set(env.params) == {"lifetime", "bonus", "nan_below", "scale"}
+    assert set(env.params) == {"lifetime", "bonus", "nan_below", "scale", "endless"}
     assert env.observation.shape == (5,) and env.action_space.num_actions == 5
     state, _ = env.reset(jax.random.key(0), env.params)
     moved = jax.jit(env.step)(jax.random.key(0), state, 0, env.params | {"scale": jnp.float32(3.0)})
     assert moved.observation.tolist() == [12.0] * 5
 
 
-def test_overrides_of_integers_are_whole_numbers():
-    with pytest.raises(ValueError, match="lifetime=1.5 must be a whole number"):
-        make_environment(Probe(), {"lifetime": 1.5})
-    with pytest.raises(ValueError, match="twice=0.5 must be 0 or 1"):
-        make_environment(Sized(), {"twice": 0.5})
+def test_overrides_have_the_kind_of_their_defaults():
+    refused = {"lifetime": (1.5, "a whole number"), "twice": (0.5, "0 or 1"), "label": (1, "a text")}
+    refused |= {"scale": (np.inf, "a finite number"), "bonus": (np.nan, "a finite number")}
+    for name, (value, kind) in refused.items():
+        with pytest.raises(ConfigError, match=f"{name}={value!r} must be {kind}"):
+            make_environment(Sized(), {name: value})
     assert make_environment(Sized(), {"twice": 0.0}).reset(jax.random.key(0), {"scale": 1.0})[1].tolist() == [0.0] * 3
+    assert make_environment(Sized(), {"endless": np.inf}).params["endless"] == np.inf, "as its default"
 
 
 @pytest.mark.parametrize(
@@ -178,10 +182,7 @@ def test_overrides_of_integers_are_whole_numbers():
         ({"lifetim": 2}, "no traced parameter 'lifetim': did you mean 'lifetime'"),
         ({"max_steps_in_episode": 2}, r"the time limit.*are static: Config\(env_params=...\)"),
         ({"lifetime": 1.5}, "'lifetime' is int32, but was given float32"),
-        (
-            {"lifetime": jnp.ones(3, jnp.int32)},
-            r"shape \(3,\); use \(\) for all groups, or \(8,\) with a value",
-        ),
+        ({"lifetime": jnp.ones(3, int)}, r"shape \(3,\); use \(\) for all groups, or \(8,\) with a value"),
     ],
 )
 def test_errors_name_the_nearest_correct_value(env_params, message):

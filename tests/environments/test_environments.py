@@ -35,22 +35,10 @@ def test_cartpole_is_gymnax_cartpole_bitwise():
     assert moved.terminated, "the actions were chosen to drop the pole"
 
 
-def test_the_time_limit_truncates_and_can_be_overridden():
-    assert make_environment("CartPole-v1").max_steps == 500
-    # The command line parses every number as a float; the limit stays an integer.
-    env = make_environment("CartPole-v1", {"max_steps_in_episode": 3.0, "gravity": 1})
-    assert env.max_steps == 3 and isinstance(env.max_steps, int)
-    state, _ = env.reset(jax.random.key(0), env.params)
-    flags = []
-    for t in range(3):
-        moved = env.step(jax.random.key(t), state, t % 2, env.params)
-        flags.append((bool(moved.terminated), bool(moved.truncated)))
-        state = moved.state
-    assert flags == [(False, False), (False, False), (False, True)]
-
-
-def test_overrides_reach_the_physics():
-    light, heavy = (make_environment("CartPole-v1", {"gravity": g}) for g in (1.0, 20.0))
+def test_overrides_are_cast_and_reach_the_physics():
+    """The command line parses every number as a float; the limit stays an integer."""
+    light, heavy = (make_environment("CartPole-v1", {"gravity": g, "max_steps_in_episode": 3.0}) for g in (1, 20.0))
+    assert light.max_steps == 3 and isinstance(light.max_steps, int)
     state, _ = light.reset(jax.random.key(0), light.params)
     speeds = [env.step(jax.random.key(0), state, 0, env.params).state.theta_dot for env in (light, heavy)]
     assert speeds[0] != speeds[1]
@@ -61,42 +49,29 @@ NAMES = [name for name in gymnax.registered_envs if name != "MNISTBandit-bsuite"
 LIGHT = {"Pendulum-v1", "Breakout-MinAtar", "UmbrellaChain-bsuite"}
 
 
-@pytest.fixture(
-    scope="module", params=[name if name in LIGHT else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
+@pytest.mark.parametrize(
+    "name", [name if name in LIGHT else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
 )
-def played(request):
-    """An environment of gymnax; the function that plays it at random; and its results: states and trajectory."""
-    env = make_environment(request.param, {"max_steps_in_episode": LIMIT})
+def test_every_gymnax_environment_plays_by_name_and_is_truncated_at_its_limit_alone(name):
+    env = make_environment(name, {"max_steps_in_episode": LIMIT})
     play = random_play(env, NUM_ENVS, NUM_STEPS)
-    return env, play, play(jax.random.key(1))
+    played = before, after, trajectory = play(jax.random.key(1))
+    assert not difference(play(jax.random.key(1)), played), "the same key, the same episodes"
+    assert set(env.params) == set(vars(gymnax.make(name)[1])) - {"max_steps_in_episode"}, "every number is traced"
 
-
-def test_every_gymnax_environment_plays_by_name(played):
-    env, play, (before, after, trajectory) = played
     assert trajectory.observation.shape == (NUM_STEPS, NUM_ENVS, *env.observation.shape)
     assert trajectory.observation.dtype == env.observation.dtype
     # The rewards of UmbrellaChain and BernoulliBandit are integers in gymnax.
     assert (trajectory.reward.dtype, trajectory.truncated.dtype) == (jnp.float32, bool)
     assert trajectory.reward.shape == (NUM_STEPS, NUM_ENVS)
-    for leaf in jax.tree.leaves((before, after, trajectory)):
-        assert not leaf.weak_type
+    assert not any(leaf.weak_type for leaf in jax.tree.leaves(played))
     assert np.isfinite(trajectory.observation).all() and np.isfinite(trajectory.reward).all()
-    assert not difference(play(jax.random.key(1)), (before, after, trajectory)), "the same key, the same episodes"
 
-
-def test_a_gymnax_environment_is_truncated_at_its_limit_alone(played):
-    _, _, (_, _, trajectory) = played
     at_limit = trajectory.episode_length == LIMIT
     assert at_limit.any() or trajectory.terminated.any()
     assert np.array_equal(trajectory.ended & ~trajectory.terminated, at_limit & ~trajectory.terminated)
     assert (trajectory.episode_length <= LIMIT).all()
     assert not (trajectory.terminated & trajectory.truncated).any(), "both at once is a termination"
-
-
-def test_every_number_of_gymnax_is_traced(played):
-    env, _, _ = played
-    _, params = gymnax.make(env.name)
-    assert set(env.params) == set(vars(params)) - {"max_steps_in_episode"}
 
 
 def test_deep_sea_terminates_where_its_limit_is_reached():

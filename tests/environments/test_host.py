@@ -191,12 +191,11 @@ def bits(low, high, dtype):
 
 the_same = Walk()
 REFUSED = {
-    "two environments would step one simulator": (lambda: the_same, "gives a simulator again"),
-    "also inside new wrappers": (lambda: gymnasium.Wrapper(the_same), "gives a simulator again"),
-    "beyond int32": (
-        lambda: Shows(bits(0, 2**40, np.int64), np.array([2**33 + 5, 7])),
-        "has .*8589934597",
+    "one simulator for all, also inside new wrappers": (
+        lambda: gymnasium.Wrapper(the_same),
+        "gives a simulator again",
     ),
+    "beyond int32": (lambda: Shows(bits(0, 2**40, np.int64), np.array([2**33 + 5, 7])), "has .*8589934597"),
     "a fraction in bytes": (lambda: Shows(bits(0, 255, np.uint8), np.array([0.7, 2])), "has .*0.7.* its type is uint8"),
     "a negative byte": (lambda: Shows(bits(0, 255, np.uint8), np.array([-1, 3])), "has .*-1"),
     "NaN in integers": (lambda: Shows(bits(0, 9, np.int32), np.array([np.nan, 3])), "has .*nan"),
@@ -206,10 +205,7 @@ REFUSED = {
     "another shape": (lambda: Shows(value=np.zeros(3)), r"has the shapes \[\(3,\)\]"),
     "another key": (lambda: Shows(spaces.Dict(a=spaces.Discrete(2)), {"b": 0}), "another structure"),
     "gym's four values": (lambda: Shows(end=(0.0, False, {"k": 1})), "step returns 4 values; return the 5"),
-    "no reward": (
-        lambda: Shows(end=(None, False, False, {})),
-        "what step gives is of type float32, but was given NoneType",
-    ),
+    "no reward": (lambda: Shows(end=(None, False, False, {})), "what step gives is of type float32, but was"),
     "several ends": (lambda: Shows(end=(0.0, np.zeros(2, bool), False, {})), r"what step gives has the shapes"),
     "no seed": (Unseeded, r"differs when it is played again .*self\.np_random"),
     "an error of its own": (lambda: Shows(end=2), "TypeError"),
@@ -225,11 +221,10 @@ def with_actions(space):
     return made
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_one_step_shows_is_refused_at_construction(case):
-    make, message = REFUSED[case]
-    with pytest.raises(ConfigError, match=message):
-        HostEnvironment(make, max_steps=LIMIT)
+def test_what_one_step_shows_is_refused_at_construction():
+    for make, message in REFUSED.values():
+        with pytest.raises(ConfigError, match=message):
+            HostEnvironment(make, max_steps=LIMIT)
 
 
 def test_an_instance_is_no_function_and_a_limit_is_needed():
@@ -242,6 +237,8 @@ def test_an_instance_is_no_function_and_a_limit_is_needed():
 
 
 class Failing(Walk):
+    """Fails at the second step: the first is the trial's."""
+
     calls = 0
 
     def step(self, action):
@@ -271,8 +268,8 @@ def test_errors_on_the_host_are_readable(make, message):
 
 
 def test_names_that_do_not_exist(monkeypatch):
-    with pytest.raises(ConfigError, match="gymnasium has no environment 'CartPole': did you mean 'CartPole-v1'"):
-        make_environment("gymnasium:CartPole")
+    with pytest.raises(ConfigError, match="gymnasium has no environment 'CartPol-v1': did you mean 'CartPole-v1'"):
+        make_environment("gymnasium:CartPol-v1")
     with pytest.raises(ConfigError, match="gymnasium cannot make 'nowhere:CartPole-v1'|No module named 'nowhere'"):
         make_environment("gymnasium:nowhere:CartPole-v1")
     monkeypatch.setitem(sys.modules, "gymnasium", None)

@@ -41,20 +41,9 @@ class Comparing(Probe):
 
 def test_an_environment_can_be_made_while_a_function_is_traced():
     def steps(x):
-        return x * make_environment("test_registry:Comparing").max_steps
+        return x * make_environment(f"{__name__}:Comparing").max_steps
 
     assert jax.jit(steps)(1) == make_environment(Probe()).max_steps
-
-
-@pytest.mark.parametrize("path", ["probes:Probe", "test_registry:a_probe", "test_registry:make_probe"])
-def test_an_environment_of_ones_own_is_named_by_its_path(path):
-    env = make_environment(path, {"lifetime": 2})
-    assert (env.name, env.action_space, env.params["lifetime"]) == (path, Discrete(2), 2)
-
-
-class Lost(Rooms):
-    def observation_space(self, params):
-        return spaces.Dict({"door": spaces.Discrete(5)})
 
 
 a_probe = Probe()
@@ -62,6 +51,17 @@ a_probe = Probe()
 
 def make_probe():
     return Probe()
+
+
+def test_an_environment_of_ones_own_is_named_by_its_path():
+    for path in ("probes:Probe", f"{__name__}:a_probe", f"{__name__}:make_probe"):
+        env = make_environment(path, {"lifetime": 2})
+        assert (env.name, env.action_space, env.params["lifetime"]) == (path, Discrete(2), 2)
+
+
+class Lost(Rooms):
+    def observation_space(self, params):
+        return spaces.Dict({"door": spaces.Discrete(5)})
 
 
 @pytest.mark.parametrize(

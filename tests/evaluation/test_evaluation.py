@@ -29,31 +29,23 @@ def probe():
 
 
 @pytest.fixture(scope="module")
-def greedy(probe):
-    config, state = probe
-
-    def play(lifetime):
-        options = {"num_episodes": 8, "greedy": True, "env_params": {"lifetime": lifetime}}
-        return evaluate(config, state, jax.random.key(0), **options)
-
-    return jax.jit(play)
-
-
-@pytest.fixture(scope="module")
 def sampled(probe):
     config, _ = probe
     return jax.jit(lambda state, key: evaluate(config, state, key, num_episodes=NUM_EPISODES))
 
 
-def test_greedy_episodes_have_the_known_return(greedy):
-    result = greedy(np.int32(LIFETIME))
-    assert result.returns.tolist() == [LIFETIME * (1 + BONUS)] * 8
-    assert result.lengths.tolist() == [LIFETIME] * 8
+def test_greedy_episodes_have_the_known_return(probe):
+    """Whether they terminate or reach the time limit."""
+    config, state = probe
 
+    @jax.jit
+    def play(lifetime):
+        options = {"num_episodes": 8, "greedy": True, "env_params": {"lifetime": lifetime}}
+        return evaluate(config, state, jax.random.key(0), **options)
 
-def test_the_time_limit_ends_episodes_too(greedy):
-    result = greedy(np.int32(FOREVER))
-    assert result.returns.tolist() == [8 * (1 + BONUS)] * 8 and result.lengths.tolist() == [8] * 8
+    for lifetime, length in ((LIFETIME, LIFETIME), (FOREVER, 8)):
+        result = play(np.int32(lifetime))
+        assert result.returns.tolist() == [length * (1 + BONUS)] * 8 and result.lengths.tolist() == [length] * 8
 
 
 def test_every_environment_has_equally_many_episodes(probe):
