@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from flax import struct
 from small import small_config
-from test_other_suites import BROKEN_IN_BRAX
 
 from grpo_jax import Hyperparams, make_init, make_train_step
 from grpo_jax.environments import make_environment
