@@ -49,10 +49,7 @@ POLICIES = {
     "transformer": {"network": Transformer(num_layers=1, width=8, num_heads=2), "num_steps": 4},
 }
 ENVIRONMENTS = {"discrete": Probe(), "continuous": Push(), "tokens": paid_tokens()}
-LIGHT = {
-    "grpo-mlp-discrete": (REFERRING, "mlp", "discrete"),
-    "ppo-gru-continuous": ("ppo", "gru", "continuous"),
-}
+LIGHT = {"grpo-mlp-discrete": (REFERRING, "mlp", "discrete"), "ppo-gru-continuous": ("ppo", "gru", "continuous")}
 SLOW = {
     "grpo-transformer-tokens": (REFERRING, "transformer", "tokens"),
     "grpo-gru-continuous": (REFERRING, "gru", "continuous"),

@@ -33,13 +33,7 @@ SIZES = {"num_envs": 64, "num_steps": 1, "num_epochs": 2, "num_minibatches": 2, 
 
 
 def test_algorithms_take_real_actions():
-    for name in (
-        "remax",
-        "gspo",
-        "kl_cov",
-        "ppo",
-        "vine_ppo",
-    ):  # each with another need
+    for name in ("remax", "gspo", "kl_cov", "ppo", "vine_ppo"):  # each with another need
         config = Config(environment=Aim(), algorithm=name, **SIZES)
         state = jax.eval_shape(make_init(config), jax.random.key(0), Hyperparams())
         jax.eval_shape(make_train_step(config), state)
@@ -47,8 +41,7 @@ def test_algorithms_take_real_actions():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "algorithm, family, state_dependent",
-    [("ppo", "gaussian", False), ("grpo", "squashed_gaussian", True)],
+    "algorithm, family, state_dependent", [("ppo", "gaussian", False), ("grpo", "squashed_gaussian", True)]
 )
 def test_aiming_is_learnt(algorithm, family, state_dependent):
     config = Config(

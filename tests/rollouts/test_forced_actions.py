@@ -53,10 +53,7 @@ def test_the_environment_acts_instead_of_the_policy(options):
     assert episode_lengths(trajectory, 1)[:, 0].tolist() == [3, 1, 2]
 
 
-ALGORITHMS = {
-    "steps": with_reference(OPO),
-    "sequences": with_reference(GSPO)._replace(reward=kl_penalized_reward),
-}
+ALGORITHMS = {"steps": with_reference(OPO), "sequences": with_reference(GSPO)._replace(reward=kl_penalized_reward)}
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
