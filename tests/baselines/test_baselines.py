@@ -237,16 +237,6 @@ def test_visits_to_the_same_state():
             np.testing.assert_allclose(actual[1][f, n], np.mean(found) if found else 0.0, atol=1e-5)
 
 
-def test_a_state_of_several_arrays_is_known_by_all_of_them():
-    rng = np.random.default_rng(2)
-    states = rng.integers(0, 2, (T + F, N, 3)).astype(np.float32)
-    returns, mask = rng.normal(size=(T, N)).astype(np.float32), np.ones((T, N), bool)
-    parts = {"a": (states[..., :1],), "b": states[..., 1:]}
-    first, last = (jax.tree.map(lambda x, s=s: x[s], parts) for s in (slice(T), slice(T, None)))
-    several = state_hash(first, last, returns, mask, returns)
-    assert not difference(several, state_hash(states[:T], states[T:], returns, mask, returns))
-
-
 # --- in a rollout and in a batch -------------------------------------------------------------------------------------
 
 HYPERPARAMS = KernelHyperparams(discount=0.5, gae_lambda=0.7, kernel_bandwidth=2.0)

@@ -58,16 +58,6 @@ def test_steps_in_the_same_bin_are_compared(width):
     np.testing.assert_allclose(by_state(returns, binned, mask, GROUP), filled(compared(visits)), **OPTIONS)
 
 
-def test_narrow_bins_are_exact_states():
-    rng, returns, mask = random_steps(3)
-    state = rng.normal(size=(5, 2)).astype(np.float32)[rng.integers(0, 5, (T, N))]
-    exact = by_state(returns, state, mask, GROUP)
-    assert np.abs(exact).max() > 0.5
-    np.testing.assert_array_equal(by_state(returns, gigpo_advantage(1e-4)._binned(state), mask, GROUP), exact)
-    wide = by_state(returns, gigpo_advantage(100.0)._binned(state), mask, GROUP)
-    assert not np.allclose(wide, exact)
-
-
 def random_turns(seed):
     """Tokens of few kinds, so that texts repeat; the policy or the task writes each; texts end at different steps."""
     rng, rewards, mask = random_steps(seed)

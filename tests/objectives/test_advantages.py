@@ -247,16 +247,6 @@ def test_discounted_returns_stop_at_the_end_of_an_episode():
     close(result, [2, 2, 8, 8])
 
 
-# --- transforms ------------------------------------------------------------------------------------------------------
-
-
-def test_jit_and_vmap_change_nothing():
-    scores = jnp.asarray(np.random.default_rng(6).normal(size=(3, 5, 4)), jnp.float32)
-    eps = jnp.asarray([1e-6, 1e-3, 1.0])
-    batched = jax.jit(jax.vmap(lambda s, e: objectives.group_normalized(s, eps=e)))(scores, eps)
-    close(batched, jnp.stack([objectives.group_normalized(s, eps=e) for s, e in zip(scores, eps, strict=True)]))
-
-
 # --- rewards ---------------------------------------------------------------------------------------------------------
 
 

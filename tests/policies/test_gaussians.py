@@ -31,17 +31,6 @@ def normal_pdf(x, mean, std):
 
 
 @each_family
-def test_shapes_are_those_of_whole_actions(family):
-    parameters = jnp.asarray(PARAMETERS)[None]
-    action = family.sample(parameters, jax.random.key(0))
-    assert action.shape == family.mode(parameters).shape == family.to_environment(action).shape == (1, 4, 3)
-    values = family.log_prob(parameters, action), family.entropy(parameters), family.kl(parameters, parameters)
-    assert [value.shape for value in values] == [(1, 4)] * 3
-    assert action.dtype == family.to_environment(action).dtype == jnp.float32
-    assert (family.num_parameters, family.num_free) == (6, 3)
-
-
-@each_family
 def test_log_prob_agrees_with_float64(family):
     action = RNG.normal(0, 1, (4, 3))
     mean, log_std = np.split(PARAMETERS.astype(np.float64), 2, axis=-1)

@@ -89,21 +89,6 @@ def test_values_not_finite_or_not_valid_change_nothing():
     assert bits(merge(start, xs[0], np.zeros((T, B), bool))) == bits(start)
 
 
-def test_the_origin_is_finite_whatever_the_first_observation():
-    x = np.full((T, B, 4), 1e6, np.float32) + RNG.standard_normal((T, B, 4)).astype(np.float32)
-    lost = x.copy()
-    lost[0, 0, 0], lost[0, :3, 1], lost[0, :, 2] = np.nan, np.inf, np.nan
-    start = initial_normalizer(jnp.asarray(lost[0]), observations=True, rewards=False)
-    origin = [x[0, 1, 0], x[0, 3, 1], 0.0, x[0, 0, 3]]
-    assert np.array_equal(start.observation.origin, np.float32(origin))
-    rollout = trajectory(observation=lost, valid=np.ones((T, B), bool), discounted_return=x[..., 0])
-    after = merge_rollout(merge_rollout(start, rollout), rollout).observation
-    seen = np.where(np.isfinite(lost), lost, np.nan).astype(np.float64)
-    np.testing.assert_allclose(after.origin + after.mean, np.nanmean(seen, axis=(0, 1)), rtol=1e-6)
-    known = np.array([0, 1, 3])  # the third has the origin 0, far from its values
-    np.testing.assert_allclose(after.variance[known], np.nanvar(seen, axis=(0, 1))[known], rtol=1e-3)
-
-
 def test_several_arrays_have_statistics_each_and_integers_none():
     x = {"real": RNG.normal(5.0, 2.0, (T, B, D)).astype(np.float32), "token": np.ones((T, B), np.int32)}
     x["mask"] = x["real"] > 0

@@ -10,7 +10,7 @@ import pytest
 from probes import END, EQUALS, NUM_TOKENS, bits, copy_task
 from small import begin
 
-from grpo_jax import GRPO, PPO, Config, Hyperparams, Sampling, generate, make_init
+from grpo_jax import GRPO, PPO, Config, Sampling, generate
 from grpo_jax.config import behaviour_policy
 from grpo_jax.devices.execution_plan import CPU
 from grpo_jax.environments import group_parameters
@@ -309,24 +309,6 @@ def test_prompts_and_ends_that_the_policy_lacks_are_refused(policy_and_params):
     for wrong in (1.5, (0, size)):
         with pytest.raises(ConfigError, match="must be one of the"):
             generate(policy, params, RAGGED, jax.random.key(0), Sampling(end_token=wrong))
-
-
-@pytest.mark.slow
-def test_a_rollout_casts_weights_once_with_the_same_numbers():
-    config = Config(**RUN | {"network": Transformer(**SMALL, compute_dtype="bfloat16", tie_embeddings=True)})
-    state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams())
-    flat = jax.tree_util.tree_leaves_with_path(jax.eval_shape(config.policy.cast, lively(state.params)))
-    half = {str(path[-2].key) for path, leaf in flat if leaf.dtype == jnp.bfloat16}
-    assert half == {"qkv", "out", "gate_up", "down"}
-
-    @functools.partial(jax.jit, static_argnums=0)
-    def play(cast, params):
-        policy = config.policy if cast else config.policy._replace(cast=lambda params: params)
-        simulator = Simulator(config.env, policy, params)
-        start = simulator.reset(state.rollout.environment_params, jax.random.key(1), config.num_envs)
-        return simulator.unroll(start, jax.random.key(2), num_steps=config.num_steps, auto_reset=False)[1]
-
-    assert bits(play(True, lively(state.params))) == bits(play(False, lively(state.params)))
 
 
 # --- gradient checkpointing ------------------------------------------------------------------------------------------

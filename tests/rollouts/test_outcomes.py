@@ -9,17 +9,11 @@ import pytest
 from probes import FOREVER, Probe, bits, check, known_params, known_policy, standing
 from small import begin
 
-from grpo_jax import GRPO, PPO, Config, Hyperparams, evaluate
+from grpo_jax import GRPO, PPO, Config, evaluate
 from grpo_jax.environments import make_environment, stack_frames
 from grpo_jax.errors import ConfigError
 from grpo_jax.evaluation.episodes import record_episodes
-from grpo_jax.objectives import (
-    decoupled_normalized,
-    outcome,
-    process_supervised_advantage,
-    reward_part_scores,
-    reward_part_weights,
-)
+from grpo_jax.objectives import decoupled_normalized, outcome, reward_part_scores, reward_part_weights
 from grpo_jax.policies import MLP
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.types import RewardParts
@@ -90,16 +84,6 @@ def test_each_step_pays_its_part_of_an_outcome_of_steps():
     np.testing.assert_allclose(paid_end.discounted_return - end.discounted_return, [5, 42.5, 20])
     assert (paid.reward_parts.values[..., 0] * paid.reward_parts.weights[..., 0] == reward).all()
     assert paid.reward_parts.judged[..., 0].T.tolist() == [[0, 1, 0, 0, 0], [0, 1, 0, 1, 0], [1, 0, 0, 0, 0]]
-
-
-def test_process_supervision_compares_the_steps_with_a_reward_of_their_own():
-    """Judged are 5, 10, 30 and 20, each with the 1 that a step of the probe pays, which the mean takes away."""
-    *_, (_, paid) = jax.device_get(play(jax.random.key(0)))
-    first, second, third, fourth = (np.array([5, 10, 30, 20]) - 16.25) / np.std([5, 10, 30, 20])
-    later = [second + third, second + third, third, third, 0]
-    expected = np.array([[first, first, 0, 0, 0], later, [fourth, 0, 0, 0, 0]]).T
-    actual = jax.jit(process_supervised_advantage, static_argnums=2)(paid, Hyperparams(), 3)
-    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
 
 
 def with_step_parts(*arguments):

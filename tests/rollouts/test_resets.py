@@ -9,7 +9,6 @@ import pytest
 from probes import Probe, bits, known_params, known_policy
 
 from grpo_jax import PPO, Config
-from grpo_jax.devices.execution_plan import CPU, GPU
 from grpo_jax.environments import group_parameters, make_environment
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import ANCHORED, forked
@@ -48,22 +47,6 @@ def test_start_states_are_those_of_resets_and_are_used_in_turn(plan, starts_per_
 
 def test_enough_start_states_for_all_episodes_change_nothing():
     assert len({str(bits(marks(*each))) for each in (("cpu", None), ("cpu", 5), ("gpu", 5), ("cpu", 1000))}) == 1
-
-
-def test_there_is_no_branch_and_no_draw_within_the_rollout():
-    simulator = Simulator(env, known_policy, known_params((0.0, 0.0)), plan=CPU)
-    state = jax.eval_shape(
-        lambda: simulator.reset(group_parameters(env, None, NUM_ENVS, 1), jax.random.key(0), NUM_ENVS)
-    )
-
-    def loop(plan, starts_per_rollout):
-        unroll = simulator._replace(plan=plan, starts_per_rollout=starts_per_rollout).unroll
-        jaxpr = jax.make_jaxpr(functools.partial(unroll, num_steps=NUM_STEPS, auto_reset=True))(state, KEY)
-        return str(next(equation for equation in jaxpr.eqns if equation.primitive.name == "scan"))
-
-    assert "cond[" in loop(CPU, None) and "fold_in" in loop(GPU, None)
-    for plan in (CPU, GPU):
-        assert not any(operation in loop(plan, 2) for operation in ("cond[", "fold_in"))
 
 
 def test_trunks_of_forked_groups_use_theirs_in_turn():

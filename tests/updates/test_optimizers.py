@@ -209,13 +209,6 @@ def test_warm_up_rises_from_0_and_the_schedule_follows():
     assert bits(without[0]) == bits(without[1])
 
 
-def test_the_critic_of_a_network_of_ones_own_has_its_rate_at_any_depth():
-    rates = LearningRates(RATE, 10 * RATE)
-    own, gradients = {"network": {"params": PARAMS}}, [{"network": {"params": gradient}} for gradient in GRADIENTS]
-    whole = descend(make_optimizer("adam", Hyperparams(), rates), gradients, own)
-    assert bits(whole["network"]["params"]) == bits(descend(make_optimizer("adam", Hyperparams(), rates)))
-
-
 # --- errors ----------------------------------------------------------------------------------------------------------
 
 
