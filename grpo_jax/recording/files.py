@@ -104,11 +104,12 @@ def replacement(path: Path) -> Iterator[Path]:
 
     The folder of the file is made if it does not exist. Raises OSError if the file cannot be written.
     """
+    temporary = check_place(path)
     with disk_errors(path):
-        temporary = check_place(path)
         try:
             yield temporary
-            _flush(temporary)
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
             os.replace(temporary, path)
         finally:
             with contextlib.suppress(OSError):
@@ -127,31 +128,23 @@ def check_place(path: Path) -> Path:
 
 @contextlib.contextmanager
 def new_files(folder: Path) -> Iterator[Path]:
-    """A temporary folder for the block to write to; its files move to `folder` if the block succeeds.
+    """A temporary folder in `folder` for the block to write to; its files move there if the block succeeds.
 
     Without success, such as on a full disk, nothing is left, and files that `folder` had stay as they were.
     """
+    is_new, temporary = not folder.exists(), folder / f".{os.getpid()}.tmp"
     with disk_errors(folder):
-        is_new = not folder.exists()
-        # In an existing folder, as its parent may be on another file system.
-        temporary = (folder.parent if is_new else folder) / f".{folder.name}.{os.getpid()}.tmp"
         try:
             temporary.mkdir(parents=True)
             yield temporary
-            for path in temporary.iterdir():
-                _flush(path)
+            for path in [*temporary.iterdir()]:
+                os.replace(path, folder / path.name)
+        except BaseException:
             if is_new:
-                os.replace(temporary, folder)
-            else:
-                for path in temporary.iterdir():
-                    os.replace(path, folder / path.name)
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _flush(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:

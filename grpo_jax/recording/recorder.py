@@ -26,7 +26,6 @@ from grpo_jax.recording.metrics_logger import MetricsLogger
 from grpo_jax.recording.policy_saver import PolicySaver, RecentReturns
 from grpo_jax.recording.run_folder import Recording, describe_run, prepare_folder
 from grpo_jax.recording.trackers import TensorBoard, WeightsAndBiases
-from grpo_jax.recording.training_warnings import NonFiniteFinder
 from grpo_jax.runs.evaluations import Evaluate, Evaluations
 from grpo_jax.runs.processes import from_every_process, from_process_zero, is_process_zero
 from grpo_jax.runs.progress import Callback, Chunk, Progress, apply_callback
@@ -99,7 +98,6 @@ def recorded_run(
     Raises:
       FileExistsError: the folder contains results and `resume` is False, or another process writes to it.
       ConfigError: the arguments contradict each other, or the folder contains another run.
-      FloatingPointError: with `debug_nans`, a loss or a gradient was not finite.
       StopSignal: a SystemExit, after SIGTERM or Ctrl-C; the run was saved.
       MemoryError, OSError: there is too little memory, or the folder cannot be written to.
     """
@@ -185,12 +183,11 @@ class Recorder:
         self._spec, self._recording, self._is_evaluated, self._callback = spec, recording, is_evaluated, callback
         self._console, self._params = console, params
         self._checksums: dict[str, int] = {}
-        self._finder = NonFiniteFinder(spec.config) if recording.debug_nans else None
         self._checkpoints, self._policies, self._received, self._num_evaluations = None, None, None, 0
         self._last: Progress | None = None
         self._due_at = time.monotonic() + SECONDS
         self.start: Progress | None = None
-        self.chunk_length: int | None = 1 if recording.debug_nans else None
+        self.chunk_length: int | None = None
 
     def __enter__(self) -> "Recorder":
         spec, recording, out = self._spec, self._recording, self._recording.out
@@ -198,8 +195,7 @@ class Recorder:
         with contextlib.ExitStack() as stack:
             if recording.checkpoint_every:
                 num_iterations = most_steps(spec.config, spec.hyperparams) // spec.config.steps_per_iteration
-                length = min(recording.checkpoint_every, -(-num_iterations // NUM_CHUNKS))
-                self.chunk_length = self.chunk_length or length
+                self.chunk_length = min(recording.checkpoint_every, -(-num_iterations // NUM_CHUNKS))
             if recording.checkpoint_every != 0:
                 self._received = stack.enter_context(deferred_signals())
             if makes_params(self._params):
@@ -278,15 +274,11 @@ class Recorder:
         if chunk is not None:
             self.logger.record(chunk, np.where(progress.ended, 1.0, progress.used))
             self._recent.add(chunk)
-            if self._finder is not None:
-                self._finder.check(chunk)
         elif self._policies is not None:
             from_process_zero(lambda: self._policies.check_space(progress.states))
         if self._policies is not None and (not self._is_evaluated or progress.iteration in evaluated):
             self._policies.update(progress, self._scores(progress.evaluations))
         changed = apply_callback(self._callback, progress, chunk)
-        if self._finder is not None:
-            self._finder.remember(changed)
         if self._received is not None:
             # All processes stop together, whichever of them received the signal.
             signal = int(from_every_process(self._received[0] if self._received else 0).max())

@@ -63,8 +63,6 @@ class Recording:
     """Also log to Weights & Biases, a run for each setting."""
     wandb_group: str | None = None
     """Name of the group of these runs in Weights & Biases; by default, of several settings, the name of the folder."""
-    debug_nans: bool = False
-    """Stop at the first loss or gradient that is not finite, and show the operation it comes from; slow."""
 
     def __post_init__(self):
         """Takes ~ for the home folder."""

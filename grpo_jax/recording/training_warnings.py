@@ -1,18 +1,13 @@
-"""Host: what goes wrong in training: warnings, each given once, and the operation that a NaN comes from."""
+"""Host: warnings of what goes wrong in training, each given once."""
 
 import math
 from collections.abc import Mapping, Sequence
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax.config import Config
 from grpo_jax.environments.spaces import ActionSpace, Box, Discrete
 from grpo_jax.policies.distributions import diagonal_gaussian
-from grpo_jax.runs.progress import Chunk, Progress
-from grpo_jax.training.train_step import make_train_step
-from grpo_jax.types import TrainState
 
 ENTROPY_FRACTION = 0.01
 """An entropy has collapsed below this part of the largest one; with real actions, of the initial standard deviation."""
@@ -21,13 +16,20 @@ KL_LIMIT = 1.0
 DEAD_ITERATIONS = 10
 """So many iterations in a row without a difference in score in any group, and without advantages, are a problem."""
 
+LIMITS = {
+    "skipped": ("optim/skipped_updates", 0),
+    "diverged": ("environment/invalid_resets", 0),
+    "kl": ("policy/kl_behaviour", KL_LIMIT),
+}
+"""By kind, a metric and the most of it that is not a problem."""
+
 MESSAGES = {
-    "skipped": "An update was skipped, as its loss or gradient was not finite, {where}. Try --debug-nans, which shows "
-    "the operation it comes from; a lower learning_rate; normalize_rewards or reward_clip, if rewards are large; "
-    "can_diverge = True in the class of an environment whose states become NaN.",
+    "skipped": "An update was skipped, as its loss or gradient was not finite, {where}. Try a lower learning_rate; "
+    "normalize_rewards or reward_clip, if rewards are large; can_diverge = True in the class of an environment whose "
+    "states become NaN.",
     "diverged": "The state of an environment became NaN or inf {where}: it is reset, and such steps are discarded and "
     "counted in environment/invalid_resets. If they are many, look at the environment's time step or its actions.",
-    "entropy": "The policy's entropy has collapsed {where}: it hardly explores{groups}. If its return could be better, "
+    "entropy": "The policy's entropy has collapsed {where}: it hardly explores. If its return could be better, "
     "try a higher entropy_coef, or a lower learning_rate.",
     "kl": f"An iteration moved the policy by more than {KL_LIMIT:g} nat of KL {{where}}: its later updates learn from "
     "data that is no longer its own. Try a lower learning_rate, fewer num_epochs, or kl_limit=0.05.",
@@ -59,21 +61,14 @@ class TrainingWarnings:
                 where = f"at iteration {iteration + rows[0]}"
                 if problem.shape[1] > 1:
                     where += f" in {self._word} {list_rows(np.flatnonzero(problem[rows[0]]))}"
-                groups = _equal_groups(metrics, rows[0], problem[rows[0]])
-                warnings.append(MESSAGES[kind].format(where=where, groups=groups))
+                warnings.append(MESSAGES[kind].format(where=where))
         return warnings
 
     def _problems(self, metrics: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """By kind, `[n, R]` bool: where it is found."""
-        problems = {}
-        if "optim/skipped_updates" in metrics:
-            problems["skipped"] = metrics["optim/skipped_updates"] > 0
-        if "environment/invalid_resets" in metrics:
-            problems["diverged"] = metrics["environment/invalid_resets"] > 0
+        problems = {kind: metrics[name] > limit for kind, (name, limit) in LIMITS.items() if name in metrics}
         if "policy/entropy" in metrics:
             problems["entropy"] = metrics["policy/entropy"] < self._entropy_floor
-        if "policy/kl_behaviour" in metrics:
-            problems["kl"] = metrics["policy/kl_behaviour"] > KL_LIMIT
         if "group/zero_variance_fraction" in metrics:
             in_a_row = []
             # With a baseline of states, members of equal scores may have advantages that are not 0.
@@ -82,14 +77,6 @@ class TrainingWarnings:
                 in_a_row.append(self._dead)
             problems["dead"] = np.array(in_a_row) >= DEAD_ITERATIONS
         return problems
-
-
-def _equal_groups(metrics: Mapping[str, np.ndarray], iteration: int, rows: np.ndarray) -> str:
-    """How many groups of these rows teach nothing in an iteration of the chunk; empty without groups."""
-    if "group/zero_variance_fraction" not in metrics:
-        return ""
-    share = np.mean(metrics["group/zero_variance_fraction"][iteration][rows])
-    return f", and in {share:.0%} of groups all scores are equal"
 
 
 def _entropy_floor(space: ActionSpace) -> float:
@@ -106,32 +93,3 @@ def list_rows(seeds: Sequence[int]) -> str:
     """The first ten seeds in brackets, and how many more there are."""
     shown = ", ".join(str(seed) for seed in seeds[:10])
     return f"[{shown}, and {len(seeds) - 10} more]" if len(seeds) > 10 else f"[{shown}]"
-
-
-class NonFiniteFinder:
-    """Repeats the first iteration in which an update was skipped, operation by operation.
-
-    For a run in chunks of one iteration: `check` each chunk, then `remember` the states after it.
-    """
-
-    def __init__(self, config: Config):
-        self._config = config
-        self._before: TrainState | None = None
-
-    def remember(self, progress: Progress) -> None:
-        """Keeps a copy of the states that the next chunk starts from."""
-        self._before = jax.tree.map(jnp.copy, progress.states)
-
-    def check(self, chunk: Chunk) -> None:
-        """Raises FloatingPointError, from the operation at fault, if an update of the chunk was skipped."""
-        skipped = np.nan_to_num(chunk.metrics["optim/skipped_updates"][0])
-        if not skipped.any():
-            return
-        row = int(np.argmax(skipped > 0))
-        problem = f"an update was not finite at iteration {chunk.iteration} of row {row}"
-        try:
-            with jax.disable_jit(), jax.debug_nans(True):
-                make_train_step(self._config)(jax.tree.map(lambda leaf: leaf[row], self._before))
-        except FloatingPointError as error:
-            raise FloatingPointError(f"{problem}: {error}") from error
-        raise FloatingPointError(f"{problem}; no single operation makes a NaN or an infinity of finite numbers")

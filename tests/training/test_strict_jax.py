@@ -78,7 +78,7 @@ def test_nan_is_made_only_for_what_is_wrong():
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["ppo", "kernel_gae"])
 def test_no_operation_of_a_sound_step_makes_a_nan(algorithm):
-    """Or `recorded_run(debug_nans=True)` would name it instead of the one at fault."""
+    """Or `jax.debug_nans` would name it instead of the one at fault."""
     config = Config(**ONE | {"environment": "CartPole-v1", "algorithm": algorithm})
     state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams())
     with jax.disable_jit(), jax.debug_nans(True):

@@ -55,7 +55,7 @@ class EpisodeArguments(PolicyArguments):
 
 
 class Drawing:
-    """A file with episodes of an environment, side by side: .gif, .mp4, or .png for a sheet of frames.
+    """A file with episodes of an environment, side by side: .gif, or .png for a sheet of frames.
 
     Raises ConfigError if the environment or the format cannot be drawn. Without `fps`, as suits the environment.
     """
