@@ -6,7 +6,6 @@ OUT/policies/<run>/best.npz
 
 import contextlib
 import logging
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -137,16 +136,6 @@ class PolicySaver:
         # The disk may be full: that is reported already.
         with contextlib.suppress(*([OSError] if exception_type else [])):
             self.save()
-
-    def check_space(self, states: TrainState) -> None:
-        """Raises ConfigError if the disk has less space than the final and the best policies need."""
-        needed = 2 * sum(leaf.nbytes for leaf in policy_arrays(states).values())
-        existing = next(path for path in (self._directory, *self._directory.parents) if path.exists())
-        if (free := shutil.disk_usage(existing).free) < needed:
-            raise ConfigError(
-                f"the final and the best policies need {needed / 1e6:,.0f} MB, but {self._directory} has "
-                f"{free / 1e6:,.0f} MB free; use fewer rows, or a folder (--out) on another disk"
-            )
 
     def update(self, progress: Progress, scores: np.ndarray) -> None:
         """Keeps the policies of the rows whose score `[R]` is higher than any before; none of a row with NaN."""

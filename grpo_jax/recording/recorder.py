@@ -274,8 +274,6 @@ class Recorder:
         if chunk is not None:
             self.logger.record(chunk, np.where(progress.ended, 1.0, progress.used))
             self._recent.add(chunk)
-        elif self._policies is not None:
-            from_process_zero(lambda: self._policies.check_space(progress.states))
         if self._policies is not None and (not self._is_evaluated or progress.iteration in evaluated):
             self._policies.update(progress, self._scores(progress.evaluations))
         changed = apply_callback(self._callback, progress, chunk)

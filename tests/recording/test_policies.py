@@ -248,15 +248,6 @@ def test_the_best_policies_of_another_run_are_not_gone_on_with(tmp_path, caplog)
     assert caplog.text.count("best.npz is of another run") == 2
 
 
-def test_a_disk_that_is_too_small_is_noticed_before_training(tmp_path, monkeypatch):
-    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 10}))
-    keys = jax.random.split(jax.random.key(0), 2)
-    states = jax.jit(lambda *rows: initial_states(OWN, *rows))(Hyperparams(), keys)
-    policies = PolicySaver(tmp_path, RunSpec("run", OWN, Hyperparams(), keys))
-    with pytest.raises(ConfigError, match="another disk"):
-        policies.check_space(states)
-
-
 def test_half_precision_is_kept(tmp_path):
     arrays = {"params/weight": np.ones((2, 3), jnp.bfloat16), "empty": np.zeros((2, 0), np.float32)}
     write_archive(tmp_path / "file", {"one": 1}, arrays)
