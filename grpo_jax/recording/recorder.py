@@ -1,6 +1,7 @@
 """`recorded_run`: a run with metrics, checkpoints, trackers and warnings, which can be resumed."""
 
 import contextlib
+import dataclasses
 import functools
 import logging
 import time
@@ -162,6 +163,7 @@ def record(
         return recorder.finish(result), recorder.logger.warnings
 
 
+@dataclasses.dataclass
 class Recorder:
     """The callback of a run that records it: metrics, the best policies and checkpoints, after the user's callback.
 
@@ -171,46 +173,39 @@ class Recorder:
       logger: writes the metrics.
     """
 
-    def __init__(
-        self,
-        spec: RunSpec,
-        recording: Recording,
-        is_evaluated: bool,
-        callback: Callback | None,
-        console: bool | Console,
-        params: PyTree | Callable[[], PyTree],
-    ):
-        self._spec, self._recording, self._is_evaluated, self._callback = spec, recording, is_evaluated, callback
-        self._console, self._params = console, params
-        self._checksums: dict[str, int] = {}
-        self._checkpoints, self._policies, self._received, self._num_evaluations = None, None, None, 0
-        self._last: Progress | None = None
-        self._due_at = time.monotonic() + SECONDS
-        self.start: Progress | None = None
-        self.chunk_length: int | None = None
+    spec: RunSpec
+    recording: Recording
+    is_evaluated: bool
+    callback: Callback | None
+    console: bool | Console
+    params: PyTree | Callable[[], PyTree]
+    start: Progress | None = None
+    chunk_length: int | None = None
 
     def __enter__(self) -> "Recorder":
-        spec, recording, out = self._spec, self._recording, self._recording.out
-        self._past = None
+        spec, recording = self.spec, self.recording
+        self._checkpoints, self._policies, self._received, self._past = None, None, None, None
+        self._checksums, self._last, self._num_evaluations = {}, None, 0
+        self._due_at = time.monotonic() + SECONDS
         with contextlib.ExitStack() as stack:
             if recording.checkpoint_every:
                 num_iterations = most_steps(spec.config, spec.hyperparams) // spec.config.steps_per_iteration
                 self.chunk_length = min(recording.checkpoint_every, -(-num_iterations // NUM_CHUNKS))
             if recording.checkpoint_every != 0:
                 self._received = stack.enter_context(deferred_signals())
-            if makes_params(self._params):
-                self._params = self._params()
+            if makes_params(self.params):
+                self.params = self.params()
             if recording.checkpoint_every != 0:
                 self._checksums = {path: zlib.crc32(leaf) for path, leaf in self._frozen().items()}
             if recording.checkpoint_every or recording.resume:
                 self._open_checkpoints(stack)
             if recording.resume:
-                self.start, self._past = self._resume(out)
+                self._resume()
             is_begun = self.start is not None and self.start.iteration > 0
             if recording.policies:
-                self._policies = stack.enter_context(PolicySaver(out, spec, resume=is_begun))
+                self._policies = stack.enter_context(PolicySaver(recording.out, spec, resume=is_begun))
             self._recent = RecentReturns(len(spec.keys), self._past)
-            self.logger = stack.enter_context(self._make_logger(out))
+            self.logger = stack.enter_context(self._make_logger())
             self._closing = stack.pop_all()
         return self
 
@@ -220,38 +215,38 @@ class Recorder:
     def _open_checkpoints(self, stack: contextlib.ExitStack) -> None:
         from grpo_jax.recording.checkpoint import Checkpoints  # only here, as orbax takes a second
 
-        folder = self._recording.out / "checkpoints" / self._spec.setting.folder
-        saver = Checkpoints(folder, describe_run(self._spec), notes=versions(), given=self._checksums)
+        folder = self.recording.out / "checkpoints" / self.spec.setting.folder
+        saver = Checkpoints(folder, describe_run(self.spec), notes=versions(), given=self._checksums)
         self._checkpoints = stack.enter_context(saver)
 
     def _frozen(self) -> dict[str, np.ndarray]:
         """The given parameters that are never trained, by their paths in the states: checkpoints do not hold them."""
-        if self._params is None:
+        if self.params is None:
             return {}
-        _, frozen = partition(self._spec.config.policy, self._params)
+        _, frozen = partition(self.spec.config.policy, self.params)
         return {path: np.asarray(leaf) for path, leaf in by_path(frozen, "params").items()}
 
     def take_params(self) -> PyTree:
         """The parameters to start from, which nothing here keeps any longer."""
-        params, self._params = self._params, None
+        params, self.params = self.params, None
         return params
 
-    def _resume(self, out: Path) -> tuple[Progress | None, Chunk]:
-        """The checkpoint to go on from, None for the beginning, and the recorded iterations before it."""
-        spec = self._spec
-        recorded = from_process_zero(lambda: read_metrics(out).get(spec.setting, NO_ITERATIONS))
+    def _resume(self) -> None:
+        """Finds the checkpoint to go on from, and the recorded iterations before it."""
+        spec = self.spec
+        recorded = from_process_zero(lambda: read_metrics(self.recording.out).get(spec.setting, NO_ITERATIONS))
         initial = functools.partial(initial_states, spec.config)
-        like = jax.eval_shape(initial, spec.hyperparams, spec.keys, spec.env_params, self._params)
-        start = self._checkpoints.restore(like, at_most=len(recorded.steps), given=self._frozen())
-        if start is not None:
-            self._params = None
-        iteration, seconds = (0, 0.0) if start is None else (start.iteration, start.seconds)
+        like = jax.eval_shape(initial, spec.hyperparams, spec.keys, spec.env_params, self.params)
+        self.start = self._checkpoints.restore(like, at_most=len(recorded.steps), given=self._frozen())
+        iteration, seconds = 0, 0.0
+        if self.start is not None:
+            self.params, iteration, seconds = None, self.start.iteration, self.start.seconds
         metrics = {name: values[:iteration] for name, values in recorded.metrics.items()}
-        return start, Chunk(metrics, recorded.steps[:iteration], iteration=0, seconds=seconds)
+        self._past = Chunk(metrics, recorded.steps[:iteration], iteration=0, seconds=seconds)
 
-    def _make_logger(self, out: Path) -> MetricsLogger:
+    def _make_logger(self) -> MetricsLogger:
         """Process 0 alone writes, prints and has trackers."""
-        spec, recording = self._spec, self._recording
+        spec, recording, out = self.spec, self.recording, self.recording.out
         if not is_process_zero():
             return MetricsLogger(None, spec, console=False, past=self._past)
         trackers = []
@@ -261,11 +256,11 @@ class Recorder:
         if recording.wandb is not None:
             group = recording.wandb_group or (out.resolve().name if len(spec.settings.rows) > 1 else None)
             trackers.append(lambda: WeightsAndBiases(out, spec, mode=recording.wandb, group=group))
-        return MetricsLogger(out, spec, console=self._console, past=self._past, trackers=trackers)
+        return MetricsLogger(out, spec, console=self.console, past=self._past, trackers=trackers)
 
     def _scores(self, evaluations: Evaluations) -> np.ndarray:
         """Returns of the latest evaluation, or of recent training episodes in a run without evaluations."""
-        return evaluations.sampled[-1] if self._is_evaluated and len(evaluations.steps) else self._recent.scores
+        return evaluations.sampled[-1] if self.is_evaluated and len(evaluations.steps) else self._recent.scores
 
     def __call__(self, progress: Progress, chunk: Chunk | None) -> Progress | None:
         """Records the chunk, and the states after it; raises StopSignal after a signal, once they are saved."""
@@ -274,20 +269,20 @@ class Recorder:
         if chunk is not None:
             self.logger.record(chunk, np.where(progress.ended, 1.0, progress.used))
             self._recent.add(chunk)
-        if self._policies is not None and (not self._is_evaluated or progress.iteration in evaluated):
+        if self._policies is not None and (not self.is_evaluated or progress.iteration in evaluated):
             self._policies.update(progress, self._scores(progress.evaluations))
-        changed = apply_callback(self._callback, progress, chunk)
+        changed = apply_callback(self.callback, progress, chunk)
         if self._received is not None:
             # All processes stop together, whichever of them received the signal.
             signal = int(from_every_process(self._received[0] if self._received else 0).max())
             self._checkpoint(changed, is_last=signal > 0)
             if signal:
-                raise StopSignal(signal, self._recording.out)
+                raise StopSignal(signal, self.recording.out)
         return None if changed is progress else changed
 
     def _checkpoint(self, progress: Progress, *, is_last: bool) -> None:
         """Saves the states if a checkpoint is due, or this is the last chance."""
-        self._last, every = progress, self._recording.checkpoint_every
+        self._last, every = progress, self.recording.checkpoint_every
         if every is None:
             is_due = from_process_zero(lambda: time.monotonic() >= self._due_at)
         else:
@@ -305,10 +300,10 @@ class Recorder:
 
     def finish(self, result: RunResult) -> RunResult:
         """Writes what belongs to the end of a run; returns the result with the iterations before an interruption."""
-        num_rows = len(self._spec.keys)
+        num_rows = len(self.spec.keys)
         if len(result.evaluations.iterations) > self._num_evaluations:  # one after the callback had ended the run
             self.logger.complete(result.metrics)
-        self.logger.ending = describe_ends(result.ended_by, result.used, self._spec.settings.word)
+        self.logger.ending = describe_ends(result.ended_by, result.used, self.spec.settings.word)
         metrics, steps = joined([result] if self._past is None else [self._past, result], num_rows)
         made = steps[-1] if len(steps) else np.zeros(num_rows, np.int64)
         if self._policies is not None:
