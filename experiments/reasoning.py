@@ -153,7 +153,7 @@ def main(arguments: Arguments, flags: Sequence[str]) -> None:
         )
         for seed, folder in enumerate(starts):
             save_trained(folder, task.model, jax.tree.map(lambda leaf, seed=seed: leaf[seed], learnt.params))
-    lm.train(training, task, starts)
+    lm.train(training, task, starts, lm.make_plans(training, task))
 
 
 if __name__ == "__main__":

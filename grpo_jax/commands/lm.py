@@ -5,18 +5,16 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from grpo_jax import Config
+from grpo_jax import Config, with_reference
 from grpo_jax.algorithms import Algorithm, by_name
-from grpo_jax.commands.harness import language_training
 from grpo_jax.commands.harness.command import command, make_console, need_one_process
 from grpo_jax.commands.harness.language_flags import DEFAULTS, Arguments, parse
-from grpo_jax.commands.harness.language_training import begun_date, prompted
+from grpo_jax.commands.harness.language_training import begun_date, train
 from grpo_jax.devices.execution_plan import resolve_plan
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.groups import FRESH
@@ -29,6 +27,7 @@ from grpo_jax.language import (
     read_prompts,
     split_held_out,
 )
+from grpo_jax.language.folder import as_config_error
 from grpo_jax.language.scorer import load_reward_model
 from grpo_jax.objectives import kl_to_behaviour
 from grpo_jax.recording import RunSpec
@@ -47,17 +46,13 @@ def make_task(arguments: Arguments) -> LanguageTask:
     if path.is_file():
         held_out = read_prompts(path)
     else:
-        try:
-            share = float(arguments.held_out)
-        except ValueError:
-            raise ConfigError(f"--held-out {path} is neither a file nor a share of the prompts, such as 0.1") from None
-        prompts, held_out = split_held_out(prompts, share)
+        with as_config_error(f"--held-out {path} is neither a file nor a share of the prompts, such as 0.1: %s"):
+            prompts, held_out = split_held_out(prompts, float(arguments.held_out))
     date = begun_date(arguments.out) if arguments.recording.resume and arguments.out else None
     variables = dict(map(template_variable, arguments.template_variable))
+    options = {"template_variables": variables, "date": date, "compute_dtype": arguments.compute_dtype}
     return LanguageTask(
-        model=load_model(
-            arguments.model, template_variables=variables, date=date, compute_dtype=arguments.compute_dtype
-        ),
+        model=load_model(arguments.model, **options),
         prompts=prompts,
         rewards=load_rewards(arguments, date),
         held_out=held_out,
@@ -92,39 +87,37 @@ def load_rewards(arguments: Arguments, date: str | None = None) -> tuple[Reward,
 
 
 def make_algorithm(arguments: Arguments) -> Algorithm:
-    """The algorithm with rollouts that begin with a prompt, and KL to the model before training, if it has a weight."""
-    found = by_name(arguments.algorithm)
-    algorithm = prompted(found)
-    kl_coef = arguments.hyperparams.kl_coef
-    if not np.any(kl_coef):
-        penalties = tuple(penalty for penalty in found.penalties if penalty is not kl_to_behaviour)
-        return found._replace(start=FRESH, penalties=penalties)
-    return algorithm
+    """The algorithm with rollouts that begin with a prompt, and KL to the model before training, if it has a weight.
+
+    Algorithms without a KL penalty by design, such as DAPO, get none; those with values of states do.
+    """
+    found = by_name(arguments.algorithm)._replace(start=FRESH)
+    if not np.any(arguments.hyperparams.kl_coef):
+        return found._replace(penalties=tuple(each for each in found.penalties if each is not kl_to_behaviour))
+    has_values = found.critic is not None or found.baseline is not None or found.num_branches
+    return with_reference(found) if kl_to_behaviour in found.penalties or has_values else found
 
 
 def make_plan(arguments: Arguments, task: LanguageTask) -> RunSpec:
-    names = ("lora_rank", "lora_alpha", "frozen_dtype", "checkpoint_layers")
+    def given(*names):
+        return {name: getattr(arguments, name) for name in names}
+
     if arguments.lora_rank is not None and arguments.lora_rank > task.model.architecture.width:
         raise ConfigError(
             f"--lora-rank {arguments.lora_rank} is more than the model's width of {task.model.architecture.width}, so "
             "that adapters would be larger than what they adapt; use 8 to 64, or leave it out to train all weights"
         )
-    architecture = dataclasses.replace(task.model.architecture, **{name: getattr(arguments, name) for name in names})
-    large_chunk = 256 if task.model.vocab_size > SMALL_VOCABULARY else None
-    algorithm = make_algorithm(arguments)
+    lora = given("lora_rank", "lora_alpha", "frozen_dtype", "checkpoint_layers")
+    algorithm, large_chunk = make_algorithm(arguments), 256 if task.model.vocab_size > SMALL_VOCABULARY else None
+    architecture = dataclasses.replace(task.model.architecture, **lora, shared_critic=algorithm.critic is not None)
     config = Config(
         environment=language_environment(task),
         algorithm=algorithm,
         num_envs=arguments.num_prompts * arguments.group_size,
-        group_size=arguments.group_size,
-        num_epochs=arguments.num_epochs,
-        num_minibatches=arguments.num_minibatches,
-        num_microbatches=arguments.num_microbatches,
+        **given("group_size", "num_epochs", "num_minibatches", "num_microbatches"),
+        **given("optimizer", "moments_dtype", "schedule"),
         truncate_sampling=arguments.hyperparams.truncates,
-        optimizer=arguments.optimizer,
-        moments_dtype=arguments.moments_dtype,
-        schedule=arguments.schedule,
-        network=dataclasses.replace(architecture, shared_critic=algorithm.critic is not None),
+        network=architecture,
         logits_chunk=large_chunk if arguments.logits_chunk is None else arguments.logits_chunk,
         execution_plan=dataclasses.replace(resolve_plan("auto"), steps_per_check=STEPS_PER_CHECK),
     )
@@ -151,18 +144,13 @@ def make_plans(arguments: Arguments, task: LanguageTask) -> list[RunSpec]:
     return make_grid([base], {name: numbers})
 
 
-def train(arguments: Arguments, task: LanguageTask, starts: Sequence[Path]) -> None:
-    """Trains a model for each seed and writes the results: see `language_training.train`."""
-    language_training.train(arguments, task, starts, make_plans(arguments, task))
-
-
 def main(arguments: Arguments) -> None:
     need_one_process("language models")
     console = make_console(width=80)
     console.print(f"Reading prompts from {arguments.prompts}", soft_wrap=True)
     task = make_task(arguments)
     console.print(f"Loading the weights of {arguments.model}", soft_wrap=True)
-    train(arguments, task, [arguments.model] * arguments.num_seeds)
+    train(arguments, task, [arguments.model] * arguments.num_seeds, make_plans(arguments, task))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Warm starts: supervised learning from correct completions, until enough sampled ones are correct."""
 
+import collections
 import functools
 import math
 from collections.abc import Callable
@@ -33,12 +34,7 @@ class WarmStart(NamedTuple):
     updates: np.ndarray  # [R] gradient steps
 
 
-class _Learner(NamedTuple):
-    params: PyTree
-    opt_state: Any
-    key: jax.Array
-    accuracy: jax.Array
-    updates: jax.Array
+_Learner = collections.namedtuple("_Learner", "params, opt_state, key, accuracy, updates")
 
 
 def warm_start(config: Config, keys: jax.Array, *, batch_size: int = 128, **options: Any) -> WarmStart:
@@ -80,8 +76,7 @@ def imitate(
 ) -> WarmStart:
     """Minimises a loss by Adam for each key, until an accuracy reaches the target.
 
-    Each row stops when it reaches the target, so that all start reinforcement learning from about the same accuracy;
-    after equal numbers of updates they would be far apart.
+    Each row stops there, so that all start reinforcement learning from about the same accuracy.
 
     Args:
       config: its policy is trained.
@@ -96,17 +91,16 @@ def imitate(
     Raises:
       ConfigError: the target is not in (0, 1], or the learning rate is not positive.
     """
-    if not 0 < target <= 1:
-        raise ConfigError(f"target={target} is not a fraction of right answers; use a number such as 0.5")
-    if not 0 < learning_rate < math.inf:
-        raise ConfigError(f"learning_rate={learning_rate} must be a positive number; the default is 2e-3")
+    if not (0 < target <= 1 and 0 < learning_rate < math.inf):
+        wrong = f"target={target} must be a fraction of right answers, such as 0.5"
+        raise ConfigError(f"{wrong}, and learning_rate={learning_rate} a positive number, such as 2e-3")
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(learning_rate))
 
     def start(key: jax.Array) -> _Learner:
         key, key_params = jax.random.split(key)
         params = config.policy.init(key_params)
-        trained, _ = partition(config.policy, params)
-        return _Learner(params, optimizer.init(trained), key, jnp.zeros(()), jnp.zeros((), jnp.int32))
+        opt_state = optimizer.init(partition(config.policy, params)[0])
+        return _Learner(params, opt_state, key, jnp.zeros(()), jnp.zeros((), jnp.int32))
 
     def update(learner: _Learner, _) -> tuple[_Learner, None]:
         key, key_batch = jax.random.split(learner.key)
@@ -124,11 +118,11 @@ def imitate(
         key, key_answer = jax.random.split(learner.key)
         return learner._replace(key=key, accuracy=accuracy(learner.params, key_answer))
 
-    def chunk(learner: _Learner) -> _Learner:
+    def where_unfinished(learner: _Learner) -> _Learner:
         return jax.lax.cond(unfinished(learner), learn, lambda learner: learner, learner)
 
     learners = jax.jit(jax.vmap(start))(keys)
-    chunk = jax.jit(over_rows(chunk, make_row_mesh(len(keys))), donate_argnums=0)
+    chunk = jax.jit(over_rows(where_unfinished, make_row_mesh(len(keys))), donate_argnums=0)
     while unfinished(learners).any():
         learners = chunk(learners)
         if report is not None:
@@ -143,9 +137,8 @@ def imitation_loss(config: Config, params: PyTree, key: jax.Array, batch_size: i
     start = Simulator(env, policy, params).reset(environment_params, key, batch_size)
     problem = start.environment.problem
     solution = jax.vmap(env.task.solution)(problem)
-    forced = None
-    if env.task.forced_token is not None:
-        forced = jax.vmap(functools.partial(_is_forced, env.task))(problem, solution)
+    is_forced = jax.vmap(functools.partial(_is_forced, env.task))
+    forced = None if env.task.forced_token is None else is_forced(problem, solution)
     return completion_loss(policy, params, start.policy_carry, start.observation, solution, forced)
 
 

@@ -3,7 +3,7 @@
 import functools
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from grpo_jax.commands.harness.figures import write_markdown
 from grpo_jax.commands.harness.held_out_points import before_and_after, diagnose, draw_points, read_points
 from grpo_jax.config import kept_with
 from grpo_jax.language import LanguageTask, sample_completions
+from grpo_jax.language.rewards import text_of
 from grpo_jax.recording import RunSpec, pass_at_k
 from grpo_jax.recording.files import fits, json_lines, write_json, write_text
 from grpo_jax.recording.folder_lock import StopSignal
@@ -58,33 +59,31 @@ class HeldOutCurves:
     completions to samples.jsonl; a resumed run continues both. A seed stops once it reaches the `stop_at_reward`.
 
     Args:
-      task: has the prompts.
-      plan: of the run.
-      out: folder of the files.
+      task, plan: of the run.
+      folder: of the files.
       console: shows means and samples.
-      settings: the flags of the command.
+      arguments: the flags of the command.
       received: signals, after which the run ends.
 
     Attributes:
-      task, folder: the arguments.
-      states: after the latest iterations.
+      states: after the latest iterations; the arguments are attributes as well.
     """
 
     def __init__(
         self,
         task: LanguageTask,
         plan: RunSpec,
-        out: Path,
+        folder: Path,
         console: Console,
-        settings: Any,
+        arguments: Any,
         received: Sequence[int] = (),
     ):
-        self.task, self._plan, self.folder, self._console, self._settings = task, plan, out, console, settings
-        self._path, self._samples, self._received = out / "held_out.json", out / "samples.jsonl", received
+        self.task, self.plan, self.folder, self.console, self.arguments = task, plan, folder, console, arguments
+        self._path, self._samples, self._received = folder / "held_out.json", folder / "samples.jsonl", received
         self.points = read_points(self._path) if self._path.exists() else []
         held_out = np.arange(task.num_training, len(task.tokens))
-        self._prompts = np.random.default_rng(0).permutation(held_out)[: settings.num_held_out]
-        self._every = measurement_interval(settings, plan.hyperparams.num_iterations, len(self._prompts))
+        self._prompts = np.random.default_rng(0).permutation(held_out)[: arguments.num_held_out]
+        self._every = measurement_interval(arguments, plan.hyperparams.num_iterations, len(self._prompts))
         self._before, self._verdict, self.states = None, None, None
 
     def __call__(self, progress: Progress, chunk: Chunk | None) -> Progress | None:
@@ -94,7 +93,7 @@ class HeldOutCurves:
         if chunk is None:
             self.task.times.take()  # of what came before training
             self._made = progress.steps
-        if self._received and not self._settings.recording.checkpoint_every:
+        if self._received and not self.arguments.recording.checkpoint_every:
             raise StopSignal(self._received[0], self.folder)
         iteration, every = progress.iteration, self._every
         # A resumed run repeats the points after its checkpoint, and keeps that of the checkpoint itself.
@@ -104,7 +103,7 @@ class HeldOutCurves:
             if not progress.ended.all() and self.points and iteration // every == last // every:
                 return None
             self._add(progress)
-        limit = self._settings.stop_at_reward
+        limit = self.arguments.stop_at_reward
         if limit is None or iteration == 0:
             return None
         means = self.points[-1]["rewards"]
@@ -113,11 +112,17 @@ class HeldOutCurves:
 
     def _complete(self, states: TrainState) -> np.ndarray:
         """Completions of the prompts `[R, N, K + 1, L]`, the last of which are greedy."""
+        config, num_samples = self.plan.config, self.arguments.num_samples
+        sample = functools.partial(sample_completions, config, self.task)
+
+        def complete(state, prompts, key):
+            samples = sample(state, prompts, key, num_samples=num_samples)
+            return jnp.concatenate([samples, sample(state, prompts, key, greedy=True)], axis=1)
+
         # Kept with the config for the other runs of a sweep.
-        config, num_samples = self._plan.config, self._settings.num_samples
-        make = functools.partial(_make_completions, config, self.task, num_samples)
+        make = functools.partial(jax.jit, jax.vmap(complete, in_axes=(0, None, None)))
         program = kept_with(config, ("held-out completions", num_samples), make)
-        key = jax.random.fold_in(jax.random.key(self._settings.seed), 2)
+        key = jax.random.fold_in(jax.random.key(self.arguments.seed), 2)
         return np.asarray(program(states, self.task.tokens[self._prompts], key))
 
     def _add(self, progress: Progress) -> None:
@@ -131,7 +136,7 @@ class HeldOutCurves:
         means = functools.partial(_means, values, judged, [reward.name for reward in self.task.rewards])
         rewards, greedy = means(np.s_[:, :, :-1]), means(np.s_[:, :, -1:])
         completions, values = completions[:, :, :-1], values[:, :, :-1]
-        correct = values[..., 0] >= self._settings.correct_at
+        correct = values[..., 0] >= self.arguments.correct_at
         lengths = (completions >= 0).sum(-1)
         lengths_of_correct = [lengths[seed][correct[seed]] for seed in range(len(lengths))]
         ks = [k for k in (1, 2, 4, 8, 16, 32, 64) if k <= correct.shape[-1]]
@@ -152,17 +157,13 @@ class HeldOutCurves:
         write_json(self._path, self.points)
         if made:
             rates = (f"{name} {made / seconds[name]:,.0f} tokens/s" for name in ("rollouts", "updates"))
-            share = seconds["rewards"] / sum(seconds.values())
-            self._console.print(
-                f"Training since the last measurement: {', '.join(rates)}, rewards {share:.0%} of the time",
-                soft_wrap=True,
-            )
+            share = f"rewards {seconds['rewards'] / sum(seconds.values()):.0%} of the time"
+            self.console.print(f"Training since the last measurement: {', '.join(rates)}, {share}", soft_wrap=True)
         self._show(iteration, completions[0, :, 0], values[0, :, 0])
 
     def _texts(self) -> list[str]:
         """The prompts, of chats the last message."""
-        contents = (self.task.all_prompts.contents[index] for index in self._prompts)
-        return [each if isinstance(each, str) else each[-1]["content"] for each in contents]
+        return [text_of(self.task.all_prompts.contents[index]) for index in self._prompts]
 
     def _write_samples(self, iteration: int, completions: np.ndarray, values: np.ndarray) -> None:
         """Writes a line for each seed and prompt, in place of those of a run that a resumed one repeats."""
@@ -184,11 +185,9 @@ class HeldOutCurves:
         passes = ", ".join(f"pass@{k} {np.mean(shares):.3f}" for k, shares in point["pass_at_k"].items())
         if (verdict := diagnose(self.points, len(self._prompts))) and verdict.split(":")[0] != self._verdict:
             self._verdict = verdict.split(":")[0]
-            self._console.print(verdict, soft_wrap=True)
-        about = f"{np.mean(point['length']):.1f} tokens, {np.mean(point['cut']):.0%} cut at the limit"
-        self._console.print(
-            f"Held-out prompts after {iteration} iterations: {means}; {passes}; {about}", soft_wrap=True
-        )
+            self.console.print(verdict, soft_wrap=True)
+        about = f"{passes}; {np.mean(point['length']):.1f} tokens, {np.mean(point['cut']):.0%} cut at the limit"
+        self.console.print(f"Held-out prompts after {iteration} iterations: {means}; {about}", soft_wrap=True)
         texts = self.task.texts(self._prompts, completions)
         rows = [[*pair, *parts] for *pair, parts in zip(self._texts(), texts, values.tolist(), strict=True)]
         changed = [] if self._before is None else np.flatnonzero((values != self._before).any(-1)).tolist()
@@ -197,8 +196,8 @@ class HeldOutCurves:
         chosen = list(dict.fromkeys([*first, *changed, *range(len(rows))]))[:NUM_SHOWN]
         for prompt, text, *parts in (rows[index] for index in chosen):
             scores = ", ".join(f"{name} {value:g}" for name, value in zip(names, parts, strict=True))
-            self._console.print(f"  {prompt!r} -> {text!r} ({scores})", soft_wrap=True)
-        if self._settings.recording.wandb is not None:
+            self.console.print(f"  {prompt!r} -> {text!r} ({scores})", soft_wrap=True)
+        if self.arguments.recording.wandb is not None:
             log_table("held_out", ["prompt", "completion", *names], rows, iteration=iteration)
 
     def finish(self) -> None:
@@ -207,12 +206,11 @@ class HeldOutCurves:
         table = Table(f"held-out prompts ({len(self._prompts)})", "before", "after")
         for row in rows:
             table.add_row(*row)
-        self._console.print(table)
+        self.console.print(table)
         write_markdown(self.folder / "held_out.md", [column.header for column in table.columns], rows)
         draw_points(self.points, self.folder / "held_out.png")
-        self._console.print(
-            f"All along the run: held_out.json, samples.jsonl and held_out.png in {self.folder}", soft_wrap=True
-        )
+        files = "held_out.json, samples.jsonl and held_out.png"
+        self.console.print(f"All along the run: {files} in {self.folder}", soft_wrap=True)
 
 
 def _means(values: np.ndarray, judged: np.ndarray, names: Sequence[str], index: Any) -> dict[str, list[float]]:
@@ -220,14 +218,3 @@ def _means(values: np.ndarray, judged: np.ndarray, names: Sequence[str], index: 
     values, judged = values[index], judged[index]
     means = values.sum((1, 2), where=judged) / np.maximum(judged.sum((1, 2)), 1)
     return dict(zip(names, means.T.tolist(), strict=True))
-
-
-def _make_completions(config: Config, task: LanguageTask, num_samples: int) -> Callable:
-    """`(states, prompts, key) -> completions [R, N, K + 1, L]` of each row; the last is greedy."""
-    sample = functools.partial(sample_completions, config, task)
-
-    def complete(state, prompts, key):
-        samples = sample(state, prompts, key, num_samples=num_samples)
-        return jnp.concatenate([samples, sample(state, prompts, key, greedy=True)], axis=1)
-
-    return jax.jit(jax.vmap(complete, in_axes=(0, None, None)))

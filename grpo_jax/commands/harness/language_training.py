@@ -6,15 +6,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from rich.console import Console
 
-from grpo_jax import Algorithm, Config, TrainState, with_reference
+from grpo_jax import Config, TrainState
 from grpo_jax.commands.harness.language_runs import HeldOutCurves, held_out_reward
 from grpo_jax.commands.harness.study import CommandStudy
 from grpo_jax.config import kept_with
-from grpo_jax.groups import FRESH
 from grpo_jax.language import LanguageTask, RewardError, load_params, save_adapter, save_trained
-from grpo_jax.objectives import kl_to_behaviour
 from grpo_jax.policies import add_lora
 from grpo_jax.recording import RunSpec
 from grpo_jax.recording.files import read_object, write_json
@@ -41,28 +38,25 @@ def train(arguments: Any, task: LanguageTask, starts: Sequence[Path], plans: Seq
             out = study.out if len(plans) == 1 else study.out / folder_name(str(plan.setting))
             out.mkdir(exist_ok=True)
             curves = HeldOutCurves(task, plan, out, study.console, arguments, received)
-            states = _train(arguments, study, plan, starts, curves)
+            params = _train(study, curves, starts).params
             curves.finish()
-            params, curves.states = states.params, None
-            del states  # the moments are no longer needed
-            save_models(arguments, task, plan.config, params, starts, out, study.console)
+            curves.states = None  # the moments are no longer needed
+            save_models(curves, params, starts)
             del params
         study.finish()
 
 
-def _train(
-    arguments: Any, study: CommandStudy, plan: RunSpec, starts: Sequence[Path], curves: HeldOutCurves
-) -> TrainState:
+def _train(study: CommandStudy, curves: HeldOutCurves, starts: Sequence[Path]) -> TrainState:
     """The trained states of a run, which is added to the study."""
+    plan, keys = curves.plan, curves.arguments.evaluation_keys
+
+    def params():
+        return params_from_warm_start(plan.config, load_actors(starts), plan.keys)
+
     try:
-        run = study.train(
-            plan,
-            arguments.evaluation_keys,
-            params=lambda: params_from_warm_start(plan.config, load_actors(starts), plan.keys),
-            callback=curves,
-        )
+        run = study.train(plan, keys, params=params, callback=curves)
     except StopSignal:
-        save_models(arguments, curves.task, plan.config, curves.states.params, starts, curves.folder, study.console)
+        save_models(curves, curves.states.params, starts)
         raise
     except RewardError as error:
         if not (study.out / "checkpoints").is_dir():
@@ -71,17 +65,6 @@ def _train(
         raise RewardError(f"{error}. Nothing before is lost: {advice}") from error
     study.add(run._replace(result=run.result._replace(states=None)))
     return run.result.states
-
-
-def prompted(algorithm: Algorithm) -> Algorithm:
-    """The algorithm with rollouts that begin with a prompt; a KL penalty is to the policy before training.
-
-    Algorithms that have no KL penalty by design, such as DAPO, get none; those with values of states do.
-    """
-    algorithm = algorithm._replace(start=FRESH)
-    has_values = algorithm.critic is not None or algorithm.baseline is not None or algorithm.num_branches
-    has_kl = kl_to_behaviour in algorithm.penalties or has_values
-    return with_reference(algorithm) if has_kl else algorithm
 
 
 def params_from_warm_start(config: Config, actor: PyTree, keys: jax.Array) -> PyTree:
@@ -123,29 +106,18 @@ def model_folders(out: Path, name: str, num_seeds: int) -> list[Path]:
     return [out / name] if num_seeds == 1 else [out / f"{name}_{seed}" for seed in range(num_seeds)]
 
 
-def save_models(
-    arguments: Any,
-    task: LanguageTask,
-    config: Config,
-    params: PyTree,
-    starts: Sequence[Path],
-    out: Path,
-    console: Console,
-) -> None:
-    """Writes the folder of the model of each seed, or that of its adapter.
+def save_models(curves: HeldOutCurves, params: PyTree, starts: Sequence[Path]) -> None:
+    """Writes the folder of the model of each seed, or that of its adapter, beside the measurements of a run.
 
     Args:
-      arguments: the flags of `grpo-jax lm`.
-      task: prompts and rewards.
-      config: of the run.
+      curves: of the run.
       params: trained, each leaf `[num_seeds, ...]`.
       starts: the folder of each seed's model before training.
-      out: the folder that they get theirs in.
-      console: shows the names.
     """
+    arguments, config = curves.arguments, curves.plan.config
     saves_adapter = arguments.lora_rank is not None and not arguments.merge_lora
     save, name = (save_adapter, "adapter") if saves_adapter else (save_trained, "model")
-    for seed, folder in enumerate(model_folders(out, name, arguments.num_seeds)):
-        trained = task.model._replace(folder=starts[seed], architecture=config.network)
+    for seed, folder in enumerate(model_folders(curves.folder, name, arguments.num_seeds)):
+        trained = curves.task.model._replace(folder=starts[seed], architecture=config.network)
         save(folder, trained, jax.tree.map(lambda leaf, seed=seed: leaf[seed], params), dtype=arguments.save_dtype)
-        console.print(f"The trained {name}: {folder}", soft_wrap=True)
+        curves.console.print(f"The trained {name}: {folder}", soft_wrap=True)
