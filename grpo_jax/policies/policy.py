@@ -41,6 +41,7 @@ class Policy(NamedTuple):
     # (params, observation [N, ...], carry) -> dict of arrays [N, ...], which rollouts keep at each step as `extras` of
     # trajectory and batch; optional
     extras: Callable | None = None
+    rounding: float = 0.0  # log-probabilities of a rollout and its update differ by this part of their size (bfloat16)
     sampling_mask: Callable | None = None  # (parameters [N, P]) -> bool [N, num_actions]: may be sampled; None: all may
 
     def map(self, change: Callable[[Callable], Callable], names: tuple[str, ...]) -> "Policy":

@@ -47,6 +47,9 @@ def predict(policy: Policy, params: PyTree, batch: Batch) -> Prediction:
         kl_behaviour = family.kl(batch.distribution, distribution)
         kl_reference = None if reference is None else family.kl(distribution, reference)
         compute_features = policy.features and functools.partial(policy.features, *inputs)
+    if policy.rounding:  # beyond what `precision.above_rounding` leaves out
+        near = jnp.abs(log_prob - batch.log_prob) <= policy.rounding * jnp.maximum(1.0, jnp.abs(batch.log_prob))
+        kl_behaviour = jnp.where(near, 0.0, kl_behaviour)
     reference = batch.reference_log_prob
     return Prediction(log_prob, entropy, value, kl_behaviour, kl_reference, reference, params, compute_features)
 

@@ -158,16 +158,19 @@ MOVES = {
     ),
     "adaptive": ({"algorithm": "kl_cov", "schedule": "adaptive_kl"}, {}),
 }
+HALF = Transformer(width=32, num_layers=2, num_heads=2, compute_dtype="bfloat16")
+MOVES["bfloat16"] = {"algorithm": "grpo", "num_envs": 64, "network": HALF}, {}
 
 
 @pytest.mark.parametrize("fields, numbers", MOVES.values(), ids=MOVES)
 def test_an_update_without_signal_changes_nothing(fields, numbers):
     task = make_task("sort-3")._replace(rewards=ZERO)
-    config = Config(environment=task, network=Transformer(width=16, num_layers=1, num_heads=2), **SMALL | fields)
+    network = {"network": Transformer(width=16, num_layers=1, num_heads=2)}
+    config = Config(environment=task, **SMALL | network | fields)
     hyperparams = Hyperparams(num_iterations=20, kl_coef=0.1, learning_rate=0.01, **numbers)
     state = first = jax.jit(make_init(config))(jax.random.key(0), hyperparams)
     step = jax.jit(make_train_step(config))
-    for _ in range(3):
+    for _ in range(5):
         state, metrics = step(state)
     assert metrics["optim/grad_norm"] == 0 and metrics["policy/kl_behaviour"] == 0
     for before, after in zip(*map(jax.tree.leaves, (first.params, state.params)), strict=True):
