@@ -339,20 +339,13 @@ def algorithms_with(name: str) -> list[str]:
     return [each for each, algorithm in ALGORITHMS.items() if name in algorithm.hyperparams.__dataclass_fields__]
 
 
-class Choice(NamedTuple):
-    """An algorithm and why it was chosen."""
-
-    name: str
-    reason: str
-
-
-def automatic_algorithm(has_prompt: bool) -> Choice:
-    """The algorithm for an environment, by whether its episodes begin with a prompt.
+def automatic_algorithm(has_prompt: bool) -> tuple[str, str]:
+    """The name of the algorithm for an environment, by whether its episodes begin with a prompt, and the reason.
 
     "grpo" for texts, where a critic would be as large as the policy. Otherwise "ppo", whose critic learns from every
     step: it reached every goal of gymnax, of which GRPO missed four. Groups are better where something that no
     observation shows fixes much of the return, which cannot be seen here.
     """
     if has_prompt:
-        return Choice("grpo", "on texts a critic would be as large as the policy")
-    return Choice("ppo", "a critic learns from every step; try grpo if something hidden fixes much of the return")
+        return "grpo", "on texts a critic would be as large as the policy"
+    return "ppo", "a critic learns from every step; try grpo if something hidden fixes much of the return"

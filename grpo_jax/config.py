@@ -127,7 +127,7 @@ class Config(KnownFields):
         resolve("network", resolve_network(self.network, self.env.observation, has_prompt))
         if not isinstance(self.algorithm, Algorithm):
             name = str(self.algorithm)
-            resolve("algorithm", by_name(automatic_algorithm(has_prompt).name if name == "auto" else name))
+            resolve("algorithm", by_name(automatic_algorithm(has_prompt)[0] if name == "auto" else name))
         if self.group_size is None:
             divisors = [size for size in range(1, 17) if self.num_envs % size == 0]
             resolve("group_size", divisors[-1] if self.algorithm.start.grouped else 1)

@@ -1,8 +1,9 @@
 """The error for configurations that cannot run, and helpers for its message."""
 
+import contextlib
 import difflib
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
 import jax
@@ -53,64 +54,39 @@ def check_arguments(function: str, given: Iterable[str], known: Iterable[str]) -
 
 
 # The words of purejaxrl, CleanRL, Stable-Baselines3, rejax, brax, skrl, TRL and verl.
-OTHER_WORDS = {
-    "clip": "clip_high",
-    "lr": "learning_rate",
-    "actor_learning_rate": "learning_rate",
-    "lr_schedule": "schedule",
-    "learning_rate_schedule": "schedule",
-    "kl_threshold": "kl_target",
-    "desired_kl": "kl_target",
-    "anneal_lr": "final_learning_rate",
-    "lr_scheduler_type": "schedule",
-    "warmup_ratio": "warmup",
-    "gamma": "discount",
-    "discounting": "discount",
-    "lam": "gae_lambda",
-    "lambda_": "gae_lambda",
-    "clip_eps": "clip_high",
-    "clip_coef": "clip_high",
-    "clip_range": "clip_high",
-    "clip_ratio": "clip_high",
-    "clipping_epsilon": "clip_high",
-    "epsilon": "clip_high",
-    "epsilon_high": "clip_high",
-    "epsilon_low": "clip_low",
-    "clip_range_vf": "value_clip",
-    "ent_coef": "entropy_coef",
-    "entropy_cost": "entropy_coef",
-    "target_entropy": "entropy_target",
-    "vf_coef": "value_coef",
-    "vf_loss_coefficient": "value_coef",
-    "beta": "kl_coef",
-    "kl_penalty": "kl_coef",
-    "target_kl": "kl_limit",
-    "total_timesteps": "total_steps",
-    "num_timesteps": "total_steps",
-    "max_steps": "num_iterations",
-    "n_envs": "num_envs",
-    "num_environments": "num_envs",
-    "n_steps": "num_steps",
-    "unroll_length": "num_steps",
-    "rollout_length": "num_steps",
-    "n_epochs": "num_epochs",
-    "update_epochs": "num_epochs",
-    "num_updates_per_batch": "num_epochs",
-    "ppo_epochs": "num_epochs",
-    "n_minibatch": "num_minibatches",
-    "num_generations": "group_size",
-    "gradient_accumulation_steps": "num_microbatches",
-    "env": "environment",
-    "env_id": "environment",
-    "env_name": "environment",
-    "env_kwargs": "env_params",
-    "algo": "algorithm",
-    "policy_kwargs": "network",
-    "hidden_layer_sizes": "hidden_sizes",
-    "net_arch": "hidden_sizes",
-    "normalize_reward": "normalize_rewards",
-    "normalize_obs": "normalize_observations",
+_WORDS = {
+    "clip_high": "clip clip_eps clip_coef clip_range clip_ratio clipping_epsilon epsilon epsilon_high",
+    "learning_rate": "lr actor_learning_rate",
+    "schedule": "lr_schedule learning_rate_schedule lr_scheduler_type",
+    "kl_target": "kl_threshold desired_kl",
+    "final_learning_rate": "anneal_lr",
+    "warmup": "warmup_ratio",
+    "discount": "gamma discounting",
+    "gae_lambda": "lam lambda_",
+    "clip_low": "epsilon_low",
+    "value_clip": "clip_range_vf",
+    "entropy_coef": "ent_coef entropy_cost",
+    "entropy_target": "target_entropy",
+    "value_coef": "vf_coef vf_loss_coefficient",
+    "kl_coef": "beta kl_penalty",
+    "kl_limit": "target_kl",
+    "total_steps": "total_timesteps num_timesteps",
+    "num_iterations": "max_steps",
+    "num_envs": "n_envs num_environments",
+    "num_steps": "n_steps unroll_length rollout_length",
+    "num_epochs": "n_epochs update_epochs num_updates_per_batch ppo_epochs",
+    "num_minibatches": "n_minibatch",
+    "group_size": "num_generations",
+    "num_microbatches": "gradient_accumulation_steps",
+    "environment": "env env_id env_name",
+    "env_params": "env_kwargs",
+    "algorithm": "algo",
+    "network": "policy_kwargs",
+    "hidden_sizes": "hidden_layer_sizes net_arch",
+    "normalize_rewards": "normalize_reward",
+    "normalize_observations": "normalize_obs",
 }
+OTHER_WORDS = {word: field for field, words in _WORDS.items() for word in words.split()}
 """What other libraries call a field."""
 
 
@@ -176,6 +152,17 @@ def are_alike(tree: Any, other: Any) -> bool:
         return [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)]
 
     return jax.tree.structure(tree) == jax.tree.structure(other) and types(tree) == types(other)
+
+
+@contextlib.contextmanager
+def user_code(what: str, advice: str = "") -> Iterator[None]:
+    """Any error of the block, which calls code of the user, is a ConfigError: "WHAT with TypeError: ...ADVICE"."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{what} with {type(error).__name__}: {first_line(error)}{advice}") from error
 
 
 def first_line(error: Exception) -> str:

@@ -104,7 +104,7 @@ FUNCTIONS = dict(
         *(STEPS, FINALS),
     ),
     "kernel_values": (
-        of_window(baselines.kernel_values, discount=0.9, bandwidth=0.2, relative=True, standardize=True),
+        of_window(baselines.kernel_values, discount=0.9, bandwidth=0.2, relative=True),
         *((T, N, E), (F, N, E), STEPS),
     ),
     "state_hash_values": (

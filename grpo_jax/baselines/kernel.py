@@ -34,12 +34,10 @@ def kernel_values(
     discount: float,
     bandwidth: float,
     relative: bool = False,
-    standardize: bool = False,
-    reach: int = 0,
 ) -> tuple[jax.Array, jax.Array]:
     """Values of states as means of the returns of other rollouts, weighted by similarity.
 
-        V(x_t^i) = sum_{j != i, |s - t| <= reach} w_sj R_s^j,  w = softmax(-||x_t^i - x_s^j||^2 / bandwidth)
+        V(x_t^i) = sum_{j != i} w_j R_t^j,  w = softmax(-||x_t^i - x_t^j||^2 / bandwidth)
 
     R are discounted returns-to-go, bootstrapped where a limit or the window cut them. The value of such a final state
     is found in the same way, among all steps of the first half of the window, whose returns are bootstrapped in the
@@ -51,13 +49,11 @@ def kernel_values(
       discount: in [0, 1].
       bandwidth: squared distance at which a weight falls to 1/e. At 0 the nearest counts alone, at infinity all alike.
       relative: the bandwidth is in units of the mean squared distance of two states of the batch. Static.
-      standardize: divide each element by its standard deviation over the batch. Static.
-      reach: how many steps earlier and later the others' states may be. Static.
 
     Returns:
       Values `[T, N]` and `[F, N]`, in the units of the returns; 0 where there is no other state to compare with. A
-      state that is not finite, or whose square is not, counts as not valid, and its value is 0. With `relative` or
-      `standardize` a rollout also enters its own values through the scale.
+      state that is not finite, or whose square is not, counts as not valid, and its value is 0. With `relative` a
+      rollout also enters its own values through the scale.
     """
     features, final_features, rewards, terminated, truncated, mask = window
     (num_steps, num_envs), num_finals = rewards.shape, len(final_features)
@@ -67,7 +63,7 @@ def kernel_values(
     features = jnp.where(comparable[..., None], features, 0)
     final_features = jnp.where(finally_comparable[..., None], final_features, 0)
     mask = mask.astype(bool) & comparable
-    embed, unit_bandwidth = _embedding(features, mask, relative, standardize)
+    embed, unit_bandwidth = _embedding(features, mask, relative)
     bandwidth = jnp.maximum(bandwidth * unit_bandwidth, CLOSEST)
 
     # return = constant + factor · final_value: compute both parts once.
@@ -83,36 +79,27 @@ def kernel_values(
     final_values = _final_values(log_weights, means, finally_comparable)
     returns = terms[..., 0] + jnp.sum(terms[..., 1:] * final_values.T[None], axis=-1)
 
-    padded = [jnp.pad(x, ((reach, reach), *((0, 0),) * (x.ndim - 1))) for x in (features, returns, counted)]
-    not_own = jnp.tile(~jnp.eye(num_envs, dtype=bool), (1, 2 * reach + 1))
+    not_own = ~jnp.eye(num_envs, dtype=bool)
 
     def value(now):
-        step, x = now
-        others, returns, counted = jax.tree.map(
-            lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, step, 2 * reach + 1), padded
-        )
-        weights = _similarity(_squared_distances(embed(x), embed(others)), not_own & counted.reshape(1, -1), bandwidth)
-        return exact_sum("qk,k->q", weights, returns.reshape(-1))
+        x, returns, counted = now
+        x = embed(x)
+        return exact_sum("qk,k->q", _similarity(_squared_distances(x, x), not_own & counted[None], bandwidth), returns)
 
-    values = jax.lax.map(value, (jnp.arange(num_steps), features))
+    values = jax.lax.map(value, (features, returns, counted))
     return jnp.where(comparable, values, 0.0), final_values
 
 
-def _embedding(features, mask, relative, standardize):
+def _embedding(features, mask, relative):
     """The function from states to points `[K, E]` whose distances count, and the unit of the bandwidth."""
     origin = at_least_float32(features[0, 0])  # differences of integers stay exact
-    scale, unit = 1.0, 1.0
-    if relative or standardize:
+    unit = 1.0
+    if relative:
         differences = at_least_float32(features) - broadcast_to_rank(origin, 3)
-        variance = jnp.var(differences, axis=(0, 1), where=mask[..., None])
-        if standardize:
-            scale = jnp.where(variance > 0, jax.lax.rsqrt(variance), 0.0)
-        if relative:
-            unit = 2.0 * jnp.sum(variance * scale**2)
+        unit = 2.0 * jnp.sum(jnp.var(differences, axis=(0, 1), where=mask[..., None]))
 
     def embed(x):
-        shift, factor = (broadcast_to_rank(each, x.ndim) for each in (origin, scale))
-        return ((at_least_float32(x) - shift) * factor).reshape(-1, x.shape[-1])
+        return (at_least_float32(x) - broadcast_to_rank(origin, x.ndim)).reshape(-1, x.shape[-1])
 
     return embed, unit
 
@@ -219,19 +206,16 @@ def _transformer_features(trajectory, policy, params, carry, begins):
     return features[:-1], features[-1:]
 
 
-def kernel_baseline(
-    *, metric: Callable = observed, standardize: bool = False, relative: bool = True, reach: int = 0
-) -> Baseline:
+def kernel_baseline(*, metric: Callable = observed, relative: bool = True) -> Baseline:
     """The mean return-to-go of all other environments at the same step, weighted by similarity.
 
-    The bandwidth is `kernel_bandwidth`.
+    The bandwidth is `kernel_bandwidth` of `KernelHyperparams`.
 
     Args:
       metric: `observed` or `policy_features`, the states that are compared.
-      standardize, relative, reach: as of `kernel_values`.
+      relative: as of `kernel_values`.
     """
-    options = {"metric": metric, "standardize": standardize, "relative": relative, "reach": reach}
-    return Baseline(no_state, with_options(_kernel_baseline, **options))
+    return Baseline(no_state, with_options(_kernel_baseline, metric=metric, relative=relative))
 
 
 def _kernel_baseline(

@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from grpo_jax.errors import ConfigError, are_alike, describe_arrays, describe_function
+from grpo_jax.errors import ConfigError, are_alike, describe_arrays, describe_function, user_code
 from grpo_jax.importing import import_custom
 from grpo_jax.observations import leading_shape
 from grpo_jax.policies.distributions import Distribution
@@ -39,7 +39,8 @@ def make_custom_policy(
     if is_module:
         policy = make_pure_policy(network.init, network.apply, observation, distribution, critic)
     else:
-        policy = _call(name, lambda: network(observation, distribution, critic))
+        with user_code(f"{name} fails"):
+            policy = network(observation, distribution, critic)
     if not isinstance(policy, Policy):
         raise ConfigError(
             f"{name} gives {type(policy).__name__}, but must give a Policy; write a function "
@@ -95,7 +96,8 @@ def make_custom_policy(
         return _arrays(f"{name}: initial_carry", policy.initial_carry, *arguments)
 
     def trainable(path):
-        return _call(f"{name}: trainable", lambda: policy.trainable(path))
+        with user_code(f"{name}: trainable fails"):
+            return policy.trainable(path)
 
     functions = {"init": init, "step": step, "sequence": sequence, "initial_carry": initial_carry}
     optional = {"features": policy.features and features, "trainable": policy.trainable and trainable}
@@ -125,15 +127,5 @@ def _check_array(what: str, array: Any, shape: tuple[int, ...], instead: str) ->
 
 def _arrays(what: str, function: Callable, *arguments: Any) -> Any:
     """The outputs of a custom function, with arrays for numbers."""
-    return _call(what, lambda: jax.tree.map(jnp.asarray, function(*arguments)))
-
-
-def _call(what: str, function: Callable) -> Any:
-    """The result of custom code; any error in it is a ConfigError that says where."""
-    try:
-        return function()
-    except ConfigError:
-        raise
-    except Exception as error:
-        message = str(error).strip() or "no message"
-        raise ConfigError(f"{what} fails with {type(error).__name__}: {message}") from error
+    with user_code(f"{what} fails"):
+        return jax.tree.map(jnp.asarray, function(*arguments))

@@ -13,7 +13,7 @@ from grpo_jax.algorithms import SLOT_CALLS, algorithms_with, name_of
 from grpo_jax.config import Config, kept_with
 from grpo_jax.devices.mesh import ENVS, ROWS
 from grpo_jax.environments.spaces import Discrete
-from grpo_jax.errors import OTHER_WORDS, ConfigError, are_alike, describe_arrays, describe_function
+from grpo_jax.errors import OTHER_WORDS, ConfigError, are_alike, describe_arrays, describe_function, user_code
 from grpo_jax.hyperparams import Hyperparams, advice_on, completed
 from grpo_jax.training.budget import check_budget
 from grpo_jax.training.train_step import initial_state, make_train_step
@@ -236,10 +236,8 @@ def _check_distribution(config: Config) -> None:
     parameters = jax.ShapeDtypeStruct((*batch, distribution.num_parameters), jnp.float32)
 
     def shapes(part, *arguments):
-        try:
+        with user_code(f"{name}: {part} fails"):
             return jax.eval_shape(getattr(distribution, part), *arguments)
-        except Exception as error:  # of the user's code
-            raise ConfigError(f"{name}: {part} fails with {type(error).__name__}: {error}") from error
 
     action, mode = shapes("sample", parameters, jax.random.key(0)), shapes("mode", parameters)
     if not are_alike(action, mode):

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import optax.contrib
 
-from grpo_jax.errors import ConfigError, are_alike, describe_arrays, describe_function, first_line, nearest
+from grpo_jax.errors import ConfigError, are_alike, describe_arrays, describe_function, nearest, user_code
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.importing import import_custom, is_custom
 from grpo_jax.types import PyTree, by_path
@@ -151,17 +151,13 @@ def _make_custom(
 
 def _call(what: str, function: Callable, *arguments: PyTree) -> Any:
     """The result of custom code; any error in it is a ConfigError."""
-    try:
+    advice = (
+        ". It gets traced (hyperparams, learning_rate), where hyperparameters that are not set may be None, and its "
+        "update gets (gradient, state, parameters), without the loss that a line search needs; write for example "
+        "lambda hyperparams, learning_rate: optax.lion(learning_rate)"
+    )
+    with user_code(f"{what} cannot update the policy's parameters: it fails", advice):
         return function(*arguments)
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise ConfigError(
-            f"{what} cannot update the policy's parameters: {first_line(error)}. It gets traced (hyperparams, "
-            "learning_rate), where hyperparameters that are not set may be None, and its update gets (gradient, state, "
-            "parameters), without the loss that a line search needs; write for example "
-            "lambda hyperparams, learning_rate: optax.lion(learning_rate)"
-        ) from error
 
 
 def _label_critic(params: PyTree) -> PyTree:

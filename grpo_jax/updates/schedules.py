@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax.errors import ConfigError, describe_function, first_line, nearest
+from grpo_jax.errors import ConfigError, describe_function, nearest, user_code
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.importing import import_custom
 from grpo_jax.types import Metrics
@@ -58,14 +58,9 @@ def check_schedule(schedule: str | Callable) -> None:
     if isinstance(schedule, str) and schedule in DECAYS:
         return
     function, what = find_schedule(schedule), describe_function("schedule", schedule)
-    try:
-        with jax.ensure_compile_time_eval():
-            factors = np.asarray(jax.vmap(function)(jnp.array([0.0, 1.0])))
-    except Exception as error:  # custom code
-        raise ConfigError(
-            f"{what} fails for a traced progress: {first_line(error)}; use a function such as "
-            "optax.cosine_decay_schedule(1.0, 1)"
-        ) from error
+    advice = "; use a function such as optax.cosine_decay_schedule(1.0, 1)"
+    with user_code(f"{what} fails for a traced progress", advice), jax.ensure_compile_time_eval():
+        factors = np.asarray(jax.vmap(function)(jnp.array([0.0, 1.0])))
     is_real = factors.dtype.kind in "biuf" and factors.shape == (2,)
     if not is_real or not np.isfinite(factors).all() or not (factors >= 0).all():
         raise ConfigError(

@@ -29,7 +29,7 @@ from grpo_jax.updates.batch import make_batch
 
 T, N, F, E = 6, 5, 3, 4  # steps, rollouts, final states of each, elements of a state
 DISCOUNT = 0.9
-RELATIVE = {"relative": True, "standardize": True}
+RELATIVE = {"relative": True}
 
 
 window = functools.partial(random_window, T, N, F, E)
@@ -48,7 +48,7 @@ def oracle_return(data, t, n, final):
     return total + factor * final(F - 1)
 
 
-def oracle_kernel(data, bandwidth, reach=0):
+def oracle_kernel(data, bandwidth):
     x, final_x = (np.asarray(data[name], np.float64) for name in ("features", "final_features"))
 
     def mean(state, steps, itself, depth):
@@ -64,12 +64,11 @@ def oracle_kernel(data, bandwidth, reach=0):
     def final(f, j, depth):
         return mean(final_x[f, j], range(T // 2), j, depth - 1) if depth else 0.0
 
-    near = [range(max(t - reach, 0), min(t + reach + 1, T)) for t in range(T)]
-    values = [[mean(x[t, i], near[t], i, 2) for i in range(N)] for t in range(T)]
+    values = [[mean(x[t, i], [t], i, 2) for i in range(N)] for t in range(T)]
     return np.array(values), np.array([[final(f, j, 2) for j in range(N)] for f in range(F)])
 
 
-@functools.partial(jax.jit, static_argnames=("relative", "standardize", "reach"))
+@functools.partial(jax.jit, static_argnames="relative")
 def kernel(data, bandwidth, **options):
     return kernel_values(Window(**data), discount=DISCOUNT, bandwidth=bandwidth, **options)
 
@@ -92,19 +91,12 @@ def test_kernel_values_are_those_of_loops():
         assert_values(kernel(data, bandwidth), oracle_kernel(data, bandwidth), data["mask"])
 
 
-def test_neighbours_in_time_and_units_of_the_batch():
+def test_a_bandwidth_in_units_of_the_batch():
     data = window(1)
-    data["features"][..., 1] = 1e4  # never varies
-    data["final_features"][..., 1] = 1e4
-    data["features"][..., 2] *= 100
-    actual = kernel(data, 0.2, reach=1, relative=True, standardize=True)
-    deviation = np.asarray(data["features"], np.float64)[data["mask"]].std(0)
-    plain = {
-        name: np.delete(data[name] / np.where(deviation > 0, deviation, 1), 1, axis=-1)
-        for name in ("features", "final_features")
-    }
-    mean_distance = 2.0 * (E - 1)  # of two states, whose every element has variance 1
-    assert_values(actual, oracle_kernel(data | plain, 0.2 * mean_distance, reach=1), data["mask"])
+    data["features"][..., 1] = data["final_features"][..., 1] = 1e4  # never varies
+    mean_distance = 2.0 * np.asarray(data["features"], np.float64)[data["mask"]].var(0).sum()  # of two states
+    expected = oracle_kernel(data, 0.2 * mean_distance)
+    assert_values(kernel(data, 0.2, relative=True), expected, data["mask"])
 
 
 def test_a_kernel_takes_bytes_and_images():
