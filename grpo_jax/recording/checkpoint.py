@@ -52,7 +52,6 @@ class Checkpoints:
     Args:
       directory: for this run alone; created if it does not exist.
       description: of the run, in JSON's types. It is saved with each checkpoint: see `check_same_run`.
-      notes: saved as well, but may change when the run is resumed: versions of packages, for example.
       given: checksums (CRC-32), by path, of arrays of the states that whoever resumes the run has, such as the frozen
         weights of LoRA. Checkpoints hold these arrays only once they have changed.
 
@@ -65,7 +64,6 @@ class Checkpoints:
         directory: Path,
         description: Mapping[str, Any],
         *,
-        notes: Mapping[str, Any] | None = None,
         given: Mapping[str, int] | None = None,
     ):
         if pattern := {*"[]\\"} & {*str(directory.resolve())}:
@@ -73,8 +71,7 @@ class Checkpoints:
                 f"the folder {directory} has {min(pattern)!r} in its path, but checkpoints in it could not be read; "
                 "choose a path (--out) without brackets and backslashes"
             )
-        self._directory, self._notes, self._given = directory, notes or {}, given or {}
-        self._description = plain(description)
+        self._directory, self._description, self._given = directory, plain(description), given or {}
         self._manager = _manager(directory) if is_process_zero() else None
         self.saved_at = -1
         """Iteration of the last checkpoint."""
@@ -106,7 +103,7 @@ class Checkpoints:
             return
         states = by_path(progress.states)
         run = {
-            **{"description": self._description, "notes": self._notes, "checksums": checksums},
+            **{"description": self._description, "checksums": checksums},
             **{name: getattr(progress, name) for name in ("iteration", "steps", "seconds", "evaluations", "stopped")},
             "types": {path: [[num_rows, *leaf.shape[1:]], str(leaf.dtype)] for path, leaf in states.items()},
             "given": [path for path in checksums if path not in arrays],
@@ -217,28 +214,27 @@ class Checkpoints:
         return run, arrays
 
 
-def check_same_run(directory: Path, description: Mapping[str, Any]) -> dict[str, Any]:
-    """The notes of the newest checkpoint, which has to be of a run with this description; empty if there is none.
+def check_same_run(directory: Path, description: Mapping[str, Any]) -> None:
+    """Checks that the newest checkpoint, if there is one, is of a run with this description.
 
     Raises:
       ConfigError: the checkpoint is of another run, with the first field that differs.
     """
     if not directory.exists():
-        return {}
+        return
     with contextlib.closing(_manager(directory)) as manager:
         for step in sorted(manager.all_steps(), reverse=True):
             with contextlib.suppress(Exception):  # it is damaged, as `restore` will report
                 run = _read_run(manager, step)
                 break
         else:
-            return {}
+            return
     if unknown := check_same(run["description"], plain(description)):
         _log.warning(
             "Whether %s is what the run was started with cannot be told: its type shows nothing, or it has no "
             "source; make sure of it.",
             ", ".join(unknown),
         )
-    return run["notes"]
 
 
 class _OneByOne(ocp.type_handlers.NumpyHandler):

@@ -1,6 +1,5 @@
 """Host: one process at a time writes to the folder of a run, and signals wait until it has written."""
 
-import collections
 import contextlib
 import fcntl
 import os
@@ -11,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
-from grpo_jax.recording.metrics_file import METRICS_FILE, read_lines
+from grpo_jax.recording.metrics_file import METRICS_FILE
 
 SUMMARY_FILE = "summary.json"
 SIGNALS = signal.SIGTERM, signal.SIGINT
@@ -75,8 +74,7 @@ def clean_up_on_error(directory: Path = Path("/")) -> Iterator[None]:
         raise
     except BaseException:
         for path in sorted((path for path in _locks if path.is_relative_to(os.path.realpath(directory))), reverse=True):
-            metrics = path / METRICS_FILE, path / "programs" / METRICS_FILE
-            if any(file.is_file() and file.stat().st_size for file in metrics):
+            if _has_iterations(path):
                 continue
             lock = _locks.pop(path)
             for part in {path / name for name in _BEGUN} - lock.before:
@@ -89,16 +87,13 @@ def clean_up_on_error(directory: Path = Path("/")) -> Iterator[None]:
 
 
 def describe_locked() -> str:
-    """One line on what the folders of this process contain; empty if that is nothing."""
-    lines = []
-    for path in _locks:
-        counts = collections.Counter(line["run"] for line in read_lines(path))
-        contents = [f"{count} iterations of {run.title!r}" for run, count in counts.items()]
-        contents += [SUMMARY_FILE] * (path / SUMMARY_FILE).exists()
-        contents += ["checkpoints, from which --resume goes on"] * (path / "checkpoints").exists()
-        if contents:
-            lines.append(f"{path} keeps {', '.join(contents)}")
-    return "; ".join(lines)
+    """One line on which folders of this process hold iterations; empty if that is none."""
+    return "; ".join(f"{path} keeps what was written" for path in _locks if _has_iterations(path))
+
+
+def _has_iterations(path: Path) -> bool:
+    files = path / METRICS_FILE, path / "programs" / METRICS_FILE
+    return any(file.is_file() and file.stat().st_size for file in files)
 
 
 class StopSignal(SystemExit):

@@ -32,7 +32,7 @@ from grpo_jax.runs.processes import from_every_process, from_process_zero, is_pr
 from grpo_jax.runs.progress import Callback, Chunk, Progress, apply_callback
 from grpo_jax.runs.result import RunResult, describe_ends, joined
 from grpo_jax.runs.run import NUM_CHUNKS, run_checked
-from grpo_jax.runs.run_spec import RunSpec, versions
+from grpo_jax.runs.run_spec import RunSpec
 from grpo_jax.training.budget import most_steps
 from grpo_jax.training.checks import check_options, check_read, check_rows, check_run, makes_params
 from grpo_jax.training.train import initial_states
@@ -216,7 +216,7 @@ class Recorder:
         from grpo_jax.recording.checkpoint import Checkpoints  # only here, as orbax takes a second
 
         folder = self.recording.out / "checkpoints" / self.spec.setting.folder
-        saver = Checkpoints(folder, describe_run(self.spec), notes=versions(), given=self._checksums)
+        saver = Checkpoints(folder, describe_run(self.spec), given=self._checksums)
         self._checkpoints = stack.enter_context(saver)
 
     def _frozen(self) -> dict[str, np.ndarray]:

@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 import importlib.util
 import json
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -19,9 +18,7 @@ from grpo_jax.recording.files import as_path, plain
 from grpo_jax.recording.folder_lock import SUMMARY_FILE, lock_run_folder
 from grpo_jax.recording.identity import identity
 from grpo_jax.recording.metrics_file import METRICS_FILE
-from grpo_jax.runs.run_spec import RunSpec, versions
-
-_log = logging.getLogger(__name__)
+from grpo_jax.runs.run_spec import RunSpec
 
 
 def describe_run(spec: RunSpec) -> dict[str, Any]:
@@ -85,7 +82,7 @@ def check_installed(package: str) -> None:
 
 
 def prepare_folder(directory: Path, specs: Sequence[RunSpec], *, resume: bool, subfolder: str = "") -> None:
-    """Locks the folder of these runs, which perhaps are recorded in a subfolder; warns if packages have changed.
+    """Locks the folder of these runs, which perhaps are recorded in a subfolder.
 
     Raises:
       FileExistsError: the folder contains results that cannot be resumed, or another process writes to it.
@@ -109,12 +106,5 @@ def prepare_folder(directory: Path, specs: Sequence[RunSpec], *, resume: bool, s
             f"{directory} holds the run {folder!r}, which is none of {', '.join(map(repr, sorted(folders)))}; to "
             "resume, use what it was started with, or choose another folder (--out) for a new run"
         )
-    now, changes = versions(), {}
     for spec in specs:
-        before = check_same_run(checkpoints / spec.setting.folder, describe_run(spec))
-        changes |= {package: version for package, version in before.items() if version != now.get(package)}
-    for package, version in changes.items():
-        _log.warning(
-            "The run was made with %s %s so far, and goes on with %s: its numbers may be rounded differently.",
-            *(package, version, now.get(package)),
-        )
+        check_same_run(checkpoints / spec.setting.folder, describe_run(spec))

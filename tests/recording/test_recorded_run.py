@@ -2,7 +2,6 @@
 
 import io
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,7 +22,6 @@ from grpo_jax.policies import MLP
 from grpo_jax.recording import figures
 from grpo_jax.recording.metrics_file import read_metrics, read_settings
 from grpo_jax.recording.metrics_logger import MetricsLogger
-from grpo_jax.runs.run_spec import versions
 
 SIZES = {"num_envs": 4, "num_steps": 8, "num_epochs": 1, "num_minibatches": 1, "network": MLP((4,))}
 CONFIG = Config(environment=Probe(), algorithm="ppo", **SIZES)
@@ -151,14 +149,6 @@ def test_a_mistake_leaves_no_folder(options, message, tmp_path):
     with pytest.raises(ConfigError, match=message):
         recorded(tmp_path / "run", **options)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_changed_versions_are_reported(whole, tmp_path, monkeypatch, caplog):
-    directory = shutil.copytree(whole[0], tmp_path / "copy")
-    now = versions()
-    monkeypatch.setattr("grpo_jax.recording.run_folder.versions", lambda: now | {"jax": "99.0"})
-    recorded(directory, resume=True)
-    assert f"jax {now['jax']} so far, and goes on with 99.0" in caplog.text and "numpy" not in caplog.text
 
 
 SCRIPT = """
