@@ -27,9 +27,6 @@ from grpo_jax.types import TrainState, by_path
 KEPT = 2
 """How many of the latest checkpoints are kept."""
 
-SPACE = 2**20
-"""Bytes on the disk that orbax may need beside twice those of the arrays."""
-
 _FILE_SIZE = 2**26
 """Bytes of a file of a checkpoint: orbax keeps a whole file in memory, by default of 2 GiB."""
 
@@ -114,7 +111,7 @@ class Checkpoints:
         items = ocp.args.Composite(arrays=saved, run=ocp.args.JsonSave(_sealed(run)))
         with self._disk_errors():  # also of the previous checkpoint, which was written in the background
             self._manager.wait_until_finished()
-            if shutil.disk_usage(self._directory).free < 2 * sum(leaf.nbytes for leaf in arrays.values()) + SPACE:
+            if shutil.disk_usage(self._directory).free < 2 * sum(leaf.nbytes for leaf in arrays.values()) + 2**20:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # orbax would fail in all of its threads
             self._manager.save(progress.iteration, args=items, force=True)
 

@@ -41,10 +41,7 @@ from grpo_jax.types import PyTree, by_path
 NO_ITERATIONS = Chunk(metrics={}, steps=np.zeros((0, 0), np.int64), iteration=0, seconds=0.0)
 
 SECONDS = 60.0
-"""Between two checkpoints, if no number of iterations is given; more if to save takes long, see `SHARE`."""
-
-SHARE = 0.05
-"""The most of the time that training waits for such checkpoints."""
+"""Between two checkpoints, if no number of iterations is given."""
 
 OPTIONS = {"evaluate", "callback", "params", "mesh", "compilation_cache"}
 """The arguments of `run` that `recorded_run` passes on."""
@@ -293,10 +290,8 @@ class Recorder:
                 self._policies.save()  # first: a run that goes on from the checkpoint needs the best ones before it
             if self._checkpoints is None:
                 self._open_checkpoints(self._closing)
-            began = time.monotonic()
             self._checkpoints.save(progress)
-            now = time.monotonic()
-            self._due_at = now + max(SECONDS, (now - began) / SHARE)
+            self._due_at = time.monotonic() + SECONDS
 
     def finish(self, result: RunResult) -> RunResult:
         """Writes what belongs to the end of a run; returns the result with the iterations before an interruption."""
