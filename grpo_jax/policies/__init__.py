@@ -12,10 +12,9 @@ from grpo_jax.policies.distributions import (
     multi_categorical,
     squashed_gaussian,
 )
-from grpo_jax.policies.frozen import bind_frozen, combine, partition
 from grpo_jax.policies.lora import add_lora, merge_lora
 from grpo_jax.policies.networks import CNN, MLP, Impala, NatureCNN
-from grpo_jax.policies.policy import Policy
+from grpo_jax.policies.policy import Policy, bind_frozen, combine, partition
 from grpo_jax.policies.pure_policy import make_pure_policy
 from grpo_jax.policies.sampling import SamplingHyperparams
 from grpo_jax.policies.token_policy import make_token_policy

@@ -94,10 +94,8 @@ class Block(nn.Module):
         config, size = self.architecture, self.architecture.sizes
         norm = functools.partial(Norm, config.norm_eps)
 
-        def dense(features, name, **options):
-            adapter = config.adapter if name in config.lora_layers else None
-            options = {"use_bias": False, "dtype": config.compute_dtype, "param_dtype": config.frozen_dtype} | options
-            return Dense(features, adapter=adapter, name=name, **options)
+        dtypes = {"dtype": config.compute_dtype, "param_dtype": config.frozen_dtype}
+        dense = functools.partial(Dense, use_bias=False, adapter=config.adapter, **dtypes)
 
         # 2 * num_layers branches add to the residual stream; with this scale their variances add up to 1.
         into_stream = nn.initializers.variance_scaling(0.5 / config.num_layers, "fan_in", "normal")

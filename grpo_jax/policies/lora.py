@@ -3,8 +3,7 @@
     y = x kernel + lora_alpha / lora_rank · x lora_a lora_b
 
 with lora_a `[inputs, rank]` and lora_b `[rank, outputs]`. lora_b begins at 0, so at first the outputs equal the
-model's without adapters. `lora_rank` of `Transformer` turns it on; `lora_alpha`, `lora_layers` and `frozen_dtype` are
-its options.
+model's without adapters. `lora_rank` of `Transformer` turns it on; `lora_alpha` and `frozen_dtype` are its options.
 """
 
 import jax
@@ -14,7 +13,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from grpo_jax.errors import ConfigError
 from grpo_jax.policies.dense import adapter_init
 from grpo_jax.policies.token_policy import is_trained
-from grpo_jax.policies.transformer import Transformer
+from grpo_jax.policies.transformer import DENSE_LAYERS, Transformer
 from grpo_jax.types import PyTree
 
 _MATRICES = ("lora_a", "lora_b")
@@ -44,7 +43,7 @@ def add_lora(architecture: Transformer, params: PyTree, key: jax.Array) -> PyTre
             continue
         if name in ("kernel", "bias", "embedding") and not is_trained("/".join(path)):
             flat[path] = leaf.astype(architecture.frozen_dtype)
-        if name == "kernel" and layer[-1] in architecture.lora_layers:
+        if name == "kernel" and layer[-1] in DENSE_LAYERS:
             (inputs, outputs), rank = leaf.shape, architecture.lora_rank
             flat[*layer, "lora_a"] = adapter_init(jax.random.fold_in(key, number), (inputs, rank), jnp.float32)
             flat[*layer, "lora_b"] = jnp.zeros((rank, outputs), jnp.float32)

@@ -14,7 +14,7 @@ _COUNTS = (
     *("num_layers", "width", "num_heads", "num_kv_heads", "head_size", "feedforward_size"),
     *("vocab_size", "lora_rank"),
 )
-_LORA_OPTIONS = ("lora_alpha", "lora_layers", "frozen_dtype")  # fields that have no effect without lora_rank
+_LORA_OPTIONS = ("lora_alpha", "frozen_dtype")  # fields that have no effect without lora_rank
 
 
 class Sizes(NamedTuple):
@@ -66,8 +66,6 @@ class Transformer(KnownFields):
     """Rank of the adapters of LoRA, which are trained while all other weights stay frozen; None: no adapters."""
     lora_alpha: float = 16.0
     """The product of an adapter's two matrices is multiplied by lora_alpha / lora_rank."""
-    lora_layers: tuple[str, ...] = DENSE_LAYERS
-    """Dense layers with an adapter, of "qkv", "out", "gate_up" and "down"."""
     frozen_dtype: str = "float32"
     """Type in which the weights that LoRA freezes are kept, "float32" or "bfloat16"."""
 
@@ -105,9 +103,6 @@ class Transformer(KnownFields):
             )
 
     def _check_lora(self):
-        object.__setattr__(self, "lora_layers", tuple(self.lora_layers))
-        if not self.lora_layers or not set(self.lora_layers) <= set(DENSE_LAYERS):
-            raise ConfigError(f"lora_layers={self.lora_layers!r}; use one or several of {', '.join(DENSE_LAYERS)}")
         for field in _LORA_OPTIONS:
             if self.lora_rank is None and getattr(self, field) != getattr(Transformer, field):
                 raise ConfigError(
@@ -117,7 +112,7 @@ class Transformer(KnownFields):
 
     @property
     def adapter(self) -> Adapter | None:
-        """The adapter of each layer in `lora_layers`."""
+        """The adapter of each dense layer of the blocks."""
         return None if self.lora_rank is None else Adapter(self.lora_rank, self.lora_alpha / self.lora_rank)
 
     @property

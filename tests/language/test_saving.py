@@ -29,10 +29,10 @@ def model(tmp_path_factory):
     return load_model(make_model(tmp_path_factory.mktemp("model")))
 
 
-def train(folder, model_type, layers=("qkv", "out", "gate_up", "down")):
+def train(folder, model_type):
     """A model with adapters after training: no adapter is 0."""
     model = load_model(make_model(folder, model_type))
-    architecture = dataclasses.replace(model.architecture, lora_rank=3, lora_alpha=5.0, lora_layers=layers)
+    architecture = dataclasses.replace(model.architecture, lora_rank=3, lora_alpha=5.0)
     params = jax.jit(lambda params: add_lora(architecture, params, jax.random.key(0)))(load_params(folder))
     draws = np.random.default_rng(0)
 
@@ -45,7 +45,7 @@ def train(folder, model_type, layers=("qkv", "out", "gate_up", "down")):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """An architecture with adapters, and its parameters."""
-    model, params = train(tmp_path_factory.mktemp("trained"), "qwen3", ("qkv", "down"))
+    model, params = train(tmp_path_factory.mktemp("trained"), "qwen3")
     return model.architecture, params
 
 
@@ -181,10 +181,11 @@ def test_each_published_layer_gets_its_part_of_our_adapters(tmp_path, model_type
     assert described["base_model_name_or_path"] == str((tmp_path / "base").resolve())
 
 
-def test_only_layers_with_adapters_are_targets_and_without_any_there_is_an_error(model, trained, tmp_path):
+def test_each_published_layer_is_a_target_and_without_any_there_is_an_error(model, trained, tmp_path):
     save_adapter(tmp_path / "adapter", model._replace(architecture=trained[0]), trained[1], dtype="bfloat16")
     described = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
-    assert described["target_modules"] == ["down_proj", "k_proj", "q_proj", "v_proj"]
+    targets = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
+    assert described["target_modules"] == targets
     with pytest.raises(ConfigError, match="no lora_rank; use save_trained"):
         save_adapter(tmp_path / "other", model, trained[1])
 

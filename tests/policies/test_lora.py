@@ -82,7 +82,7 @@ def test_a_layer_is_the_formula_and_so_is_its_gradient():
 
 @pytest.mark.slow
 def test_a_train_step_has_state_for_adapters_only_and_changes_nothing_else():
-    architecture = dataclasses.replace(LORA, lora_layers=("qkv", "down"), frozen_dtype="bfloat16")
+    architecture = dataclasses.replace(LORA, frozen_dtype="bfloat16")
     config = Config(**SMALL, algorithm=with_reference(GRPO), network=architecture)
     params = add_lora(architecture, Config(**SMALL, network=BASE).policy.init(jax.random.key(5)), jax.random.key(6))
     start = jax.jit(make_init(config))(
@@ -93,7 +93,8 @@ def test_a_train_step_has_state_for_adapters_only_and_changes_nothing_else():
 
     sizes, rank = BASE.sizes, 3
     qkv = BASE.width + (sizes.heads + 2 * sizes.kv_heads) * sizes.head
-    num_trained = rank * (qkv + sizes.feedforward + BASE.width)
+    out, feedforward = sizes.heads * sizes.head + BASE.width, 2 * BASE.width + 3 * sizes.feedforward
+    num_trained = rank * (qkv + out + feedforward)
     assert size(start.reference_params) == num_trained
     assert size(start.opt_state) == 2 * num_trained + 1  # Adam's moments and its counter
     before, after = flatten_dict(start.params), flatten_dict(state.params)

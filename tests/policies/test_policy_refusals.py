@@ -46,7 +46,6 @@ REFUSED = [
     (lambda: Transformer(compute_dtype="float8"), "compute_dtype='float8'; use one of float32, bfloat16"),
     (lambda: Transformer(lora_alpha=32.0), "lora_alpha=32.0 has no effect without adapters"),
     (lambda: Transformer(frozen_dtype="bfloat16"), "set lora_rank, such as 16"),
-    (lambda: Transformer(lora_rank=4, lora_layers=("q_proj",)), "use one or several of qkv, out"),
     (lambda: Transformer(lora_rank=0), "lora_rank=0"),
     (lambda: chunked(logits_chunk=0), "logits_chunk=0"),
     (lambda: chunked(logits_chunk=8, environment="CartPole-v1", network="mlp"), "for transformers"),
