@@ -35,7 +35,7 @@ def nan_where(condition: jax.Array) -> jax.Array:
 ROUNDING = 16.0
 """Two results of one computation that differ by at most this many eps of their size are equal.
 
-Measured between the programs of a rollout and of its update, in eps of the log-probabilities: 0 for an MLP and an LSTM,
+Measured between the programs of a rollout and of its update, in eps of the log-probabilities: 0 for an MLP,
 2 for a CNN and a GRU, 7 for a transformer. A change of one in 10^5 is 84 eps: it counts in full.
 """
 

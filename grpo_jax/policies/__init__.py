@@ -13,7 +13,7 @@ from grpo_jax.policies.distributions import (
     squashed_gaussian,
 )
 from grpo_jax.policies.lora import add_lora, merge_lora
-from grpo_jax.policies.networks import CNN, MLP, Impala, NatureCNN
+from grpo_jax.policies.networks import CNN, MLP, NatureCNN
 from grpo_jax.policies.policy import Policy, bind_frozen, combine, partition
 from grpo_jax.policies.pure_policy import make_pure_policy
 from grpo_jax.policies.sampling import SamplingHyperparams
@@ -24,7 +24,6 @@ __all__ = [
     "CNN",
     "MLP",
     "Distribution",
-    "Impala",
     "NatureCNN",
     "Policy",
     "SamplingHyperparams",

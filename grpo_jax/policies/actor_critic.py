@@ -61,7 +61,7 @@ def seen(observation: PyTree, keys: Sequence[str] | None) -> PyTree:
 
 
 def make_actor_critic(
-    networks: Mapping[str, Network], observation: PyTree, distribution: Distribution, critic: bool, *, has_carry: bool
+    networks: Mapping[str, Network], observation: PyTree, distribution: Distribution, critic: bool
 ) -> Policy:
     """The policy of networks by their names in the parameters: the actor's first, its head before the critic's.
 
@@ -70,7 +70,6 @@ def make_actor_critic(
       observation: shape and dtype of each array of one observation.
       distribution: the family of action distributions.
       critic: whether there is a critic.
-      has_carry: whether there is a recurrent layer.
     """
 
     def init(key):
@@ -109,6 +108,6 @@ def make_actor_critic(
         sequence=lambda *arguments: forward(*arguments)[:2],
         distribution=distribution,
         has_critic=critic,
-        has_carry=has_carry,
+        has_carry=any(net.recurrent is not None for net in networks.values()),
         features=features,
     )

@@ -3,20 +3,19 @@
 Each takes `[N, height, width, ...]`, whose axes after the width are flattened into channels, or images with their
 channels first (`observations.channels_first`), and returns `[N, height', width', channels]` float32. Pixels of type
 uint8 are divided by 255; other types are converted to float32 unscaled. `channels` is the number of output channels, in
-a network of several layers the unit of their numbers. `scale` is the gain of the initial weights, which are orthogonal.
+a network of several layers the unit of their numbers. Initial weights are orthogonal.
 """
 
 from collections.abc import Callable
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from grpo_jax.observations import channels_first
-from grpo_jax.policies.dense import Dense, orthogonal
+from grpo_jax.policies.dense import HIDDEN_GAIN, Dense, orthogonal
 
 
-def convolution(x: jax.Array, *, channels: int, activation: Callable, scale: float) -> jax.Array:
+def convolution(x: jax.Array, channels: int, activation: Callable) -> jax.Array:
     """One 3×3 convolution, followed by the activation.
 
     The stride is 1 for images of up to 16 pixels a side, as in MinAtar's paper (https://arxiv.org/abs/1903.03176). It
@@ -25,10 +24,10 @@ def convolution(x: jax.Array, *, channels: int, activation: Callable, scale: flo
     x = _channels_last(x)
     stride = min(3, -(-max(x.shape[1:3]) // 16))
     x = _as_float(patches(x, stride))
-    return activation(Dense(channels, kernel_init=orthogonal(scale), name="Conv_0")(x))
+    return activation(Dense(channels, kernel_init=orthogonal(HIDDEN_GAIN), name="Conv_0")(x))
 
 
-def nature_cnn(x: jax.Array, *, channels: int, activation: Callable, scale: float) -> jax.Array:
+def nature_cnn(x: jax.Array, channels: int, activation: Callable) -> jax.Array:
     """Three convolutions, 8×8 with stride 4, 4×4 with stride 2, and 3×3 (https://doi.org/10.1038/nature14236).
 
     They have 2, 4 and 4 times `channels`, 16 in the paper, and an activation after each. The paper's images are 84×84,
@@ -37,33 +36,8 @@ def nature_cnn(x: jax.Array, *, channels: int, activation: Callable, scale: floa
     x = _channels_last(x)
     for i, (multiple, kernel, stride) in enumerate(((2, 8, 4), (4, 4, 2), (4, 3, 1))):
         x = _as_float(patches(x, stride, kernel))
-        x = activation(Dense(multiple * channels, kernel_init=orthogonal(scale), name=f"Conv_{i}")(x))
+        x = activation(Dense(multiple * channels, kernel_init=orthogonal(HIDDEN_GAIN), name=f"Conv_{i}")(x))
     return x
-
-
-def impala(x: jax.Array, *, channels: int, activation: Callable, scale: float) -> jax.Array:
-    """The residual network of IMPALA: 15 convolutions of 3×3 in three stages (https://arxiv.org/abs/1802.01561).
-
-    A stage is a convolution, a 3×3 max-pooling with stride 2, and two residual blocks
-
-        x + conv(activation(conv(activation(x))))
-
-    and halves the height and the width, rounded up. The first stage has `channels`, 16 in the paper, the others twice
-    as many, followed by a dense layer of 256 units, all with relu. The activation is also applied at the end.
-    """
-
-    def conv(x, channels, name):
-        x = patches(jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0))), stride=1)
-        return Dense(channels, kernel_init=orthogonal(scale), name=name)(x)
-
-    x = _as_float(_channels_last(x))
-    for stage, multiple in enumerate((1, 2, 2)):
-        size = multiple * channels
-        x = nn.max_pool(conv(x, size, f"Conv_{stage}"), (3, 3), (2, 2), "SAME")
-        for block in range(2):
-            inner = conv(activation(x), size, f"Conv_{stage}_{block}_0")
-            x = x + conv(activation(inner), size, f"Conv_{stage}_{block}_1")
-    return activation(x)
 
 
 def is_image(shape: tuple[int, ...], least: int = 3) -> bool:

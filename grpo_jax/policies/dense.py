@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -51,7 +52,7 @@ class Adapter(NamedTuple):
 
 
 adapter_init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
-"""Of the first matrix of an adapter: uniform within 1 / sqrt(inputs). The second one begins at 0."""
+"""Initialiser of an adapter's first matrix: uniform within 1 / sqrt(inputs). The second one begins at 0."""
 
 
 class Dense(nn.Module):
@@ -122,21 +123,17 @@ def side_by_side(init: Callable, number: int) -> Callable:
     return init_all
 
 
-def mlp(
-    x: jax.Array,
-    *,
-    hidden_sizes: Sequence[int],
-    activation: Callable,
-    scale: float,
-    layer_norm: bool = False,
-) -> jax.Array:
+HIDDEN_GAIN = math.sqrt(2)
+"""Gain of the initial weights of hidden layers."""
+
+
+def mlp(x: jax.Array, *, hidden_sizes: Sequence[int], activation: Callable, layer_norm: bool = False) -> jax.Array:
     """Dense layers with orthogonal weights and zero biases, created inside the flax module that calls this function.
 
     Args:
       x: `[N, ...]`, of any dtype; each sample is flattened and converted to float32.
       hidden_sizes: widths of the layers; an empty sequence returns the flat samples.
       activation: applied after each layer.
-      scale: gain of the initial weights.
       layer_norm: normalise the features of each layer before the activation (https://arxiv.org/abs/1607.06450).
 
     Returns:
@@ -144,6 +141,6 @@ def mlp(
     """
     x = x.reshape(x.shape[0], -1).astype(jnp.float32)
     for size in hidden_sizes:
-        x = Dense(size, kernel_init=orthogonal(scale))(x)
+        x = Dense(size, kernel_init=orthogonal(HIDDEN_GAIN))(x)
         x = activation(nn.LayerNorm()(x) if layer_norm else x)
     return x

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -12,7 +11,7 @@ import jax
 from grpo_jax.errors import ConfigError, KnownFields, as_count, nearest
 from grpo_jax.observations import flatten_observation
 from grpo_jax.policies.actor_critic import Head, Network, make_actor_critic, seen
-from grpo_jax.policies.convolutions import convolution, impala, is_image, nature_cnn
+from grpo_jax.policies.convolutions import convolution, is_image, nature_cnn
 from grpo_jax.policies.dense import mlp
 from grpo_jax.policies.distributions import Distribution
 from grpo_jax.policies.policy import Policy
@@ -41,23 +40,17 @@ class MLP(KnownFields):
     layer_norm: bool = False
     """Normalise the features of each dense hidden layer before the activation."""
     recurrent: str = "none"
-    """A recurrent layer before the heads: "gru", "lstm", "mingru" (parallel over steps), or "none"."""
+    """A recurrent layer before the heads: "gru", "mingru" (parallel over steps), or "none"."""
     recurrent_size: int = 64
     """Units of the recurrent layer."""
     shared_critic: bool = False
     """The critic is a second head of the actor's network instead of a separate network."""
     critic_hidden_sizes: tuple[int, ...] | None = None
     """Widths of the critic's dense hidden layers; None: hidden_sizes."""
-    critic_activation: str | None = None
-    """Activation function of the critic; None: the actor's."""
     actor_observation: tuple[str, ...] | None = None
     """Keys of a dict of observations that the actor sees, while its critic sees all; None: the actor sees all too."""
-    hidden_init_gain: float = math.sqrt(2)
-    """Gain of the hidden layers' initial weights, which are orthogonal."""
     actor_init_gain: float = 0.01
     """Gain of the initial weights of the actor's head: small, so that all actions begin about equally likely."""
-    critic_init_gain: float = 1.0
-    """Gain of the initial weights of the critic's head."""
 
     def __post_init__(self):
         """Checks the fields."""
@@ -65,23 +58,18 @@ class MLP(KnownFields):
             object.__setattr__(self, name, as_count(name, getattr(self, name)))
         for name in ("hidden_sizes", "critic_hidden_sizes"):
             self._check_sizes(name, getattr(self, name))
-        for name in ("hidden_init_gain", "actor_init_gain", "critic_init_gain"):
-            gain = getattr(self, name)
-            if not isinstance(gain, int | float) or not 0 <= gain < math.inf:
-                raise ConfigError(f"{name}={gain!r} is not a gain of initial weights: use a number such as 1.0, or 0")
-        for name in ("activation", "critic_activation"):
-            activation = getattr(self, name)
-            if (activation or name == "activation") and activation not in _ACTIVATIONS:
-                raise ConfigError(f"unknown {name} {activation!r}: {nearest(str(activation), _ACTIVATIONS)}")
-        if self.recurrent != "none" and self.recurrent not in RECURRENT:
-            names = ("none", *RECURRENT)
-            raise ConfigError(f"unknown recurrent layer {self.recurrent!r}: {nearest(str(self.recurrent), names)}")
-        for name in ("critic_hidden_sizes", "critic_activation"):
-            if self.shared_critic and getattr(self, name) is not None:
-                raise ConfigError(
-                    f"{name}={getattr(self, name)!r} is for a critic that is a separate network, but "
-                    "shared_critic=True; leave out one of the two"
-                )
+        gain = self.actor_init_gain
+        if not isinstance(gain, int | float) or not 0 <= gain < math.inf:
+            raise ConfigError(f"actor_init_gain={gain!r} is no gain of initial weights: use a number such as 1.0, or 0")
+        for name, known in {"activation": _ACTIVATIONS, "recurrent": ("none", *RECURRENT)}.items():
+            if getattr(self, name) not in known:
+                given = getattr(self, name)
+                raise ConfigError(f"unknown {name} {given!r}: {nearest(str(given), known)}")
+        if self.shared_critic and self.critic_hidden_sizes is not None:
+            raise ConfigError(
+                f"critic_hidden_sizes={self.critic_hidden_sizes} are for a critic that is a separate network, but "
+                "shared_critic=True; leave out one of the two"
+            )
         if isinstance(self.actor_observation, list):
             object.__setattr__(self, "actor_observation", tuple(self.actor_observation))
 
@@ -115,22 +103,22 @@ class MLP(KnownFields):
         if self.recurrent != "none":
             recurrent = functools.partial(RECURRENT[self.recurrent], self.recurrent_size, steps_per_loop)
 
-        def make(*heads, sizes=None, activation=None, keys=None):
-            layer = {"activation": getattr(nn, activation or self.activation), "scale": self.hidden_init_gain}
-            sizes = self.hidden_sizes if sizes is None else sizes
-            dense = functools.partial(mlp, hidden_sizes=sizes, layer_norm=self.layer_norm, **layer)
-            return Network(self._torso(seen(observation, keys), dense, layer), recurrent, heads, keys)
+        def make(*heads, sizes=self.hidden_sizes, keys=None):
+            activation = getattr(nn, self.activation)
+            dense = functools.partial(mlp, hidden_sizes=sizes, activation=activation, layer_norm=self.layer_norm)
+            return Network(self._torso(seen(observation, keys), dense), recurrent, heads, keys)
 
-        actor, value = Head(distribution.num_outputs, self.actor_init_gain), Head(1, self.critic_init_gain)
+        actor, value = Head(distribution.num_outputs, self.actor_init_gain), Head(1, init_gain=1.0)
         if critic and self.shared_critic:
             networks = {"actor_critic": make(actor, value)}
         else:
             networks = {"actor": make(actor, keys=self.actor_observation)}
             if critic:
-                networks["critic"] = make(value, sizes=self.critic_hidden_sizes, activation=self.critic_activation)
-        return make_actor_critic(networks, observation, distribution, critic, has_carry=recurrent is not None)
+                own = self.critic_hidden_sizes
+                networks["critic"] = make(value, sizes=self.hidden_sizes if own is None else own)
+        return make_actor_critic(networks, observation, distribution, critic)
 
-    def _torso(self, observation: PyTree, dense: Callable, layer: Mapping[str, Any]) -> Callable:
+    def _torso(self, observation: PyTree, dense: Callable) -> Callable:
         """The hidden layers for these observations: a function from leaves `[N, ...]` to `[N, features]`."""
         return lambda x: dense(flatten_observation(x, 1))
 
@@ -159,12 +147,12 @@ class CNN(MLP):
     """
 
     conv_channels: int = 16
-    """Channels of the first convolution; "nature_cnn" has 2, 4 and 4 times as many, "impala" 1, 2 and 2 times."""
+    """Channels of the first convolution; "nature_cnn" has 2, 4 and 4 times as many."""
 
     convolutions = staticmethod(convolution)
     least_size = 3  # height and width of an image
 
-    def _torso(self, observation: PyTree, dense: Callable, layer: Mapping[str, Any]) -> Callable:
+    def _torso(self, observation: PyTree, dense: Callable) -> Callable:
         name = name_of(self)
         shapes = [leaf.shape for leaf in jax.tree.leaves(observation)]
         images = [index for index, shape in enumerate(shapes) if is_image(shape)]
@@ -183,7 +171,7 @@ class CNN(MLP):
 
         def torso(x):
             leaves = jax.tree.leaves(x)
-            leaves[images[0]] = self.convolutions(leaves[images[0]], channels=self.conv_channels, **layer)
+            leaves[images[0]] = self.convolutions(leaves[images[0]], self.conv_channels, getattr(nn, self.activation))
             return dense(flatten_observation(leaves, 1))
 
         return torso
@@ -196,13 +184,7 @@ class NatureCNN(CNN):
     least_size = 36
 
 
-class Impala(CNN):
-    """The residual network of IMPALA (`convolutions.impala`) before the layers of an `MLP`."""
-
-    convolutions = staticmethod(impala)
-
-
-NETWORKS = {"mlp": MLP, "cnn": CNN, "nature_cnn": NatureCNN, "impala": Impala, "transformer": Transformer}
+NETWORKS = {"mlp": MLP, "cnn": CNN, "nature_cnn": NatureCNN, "transformer": Transformer}
 """By the name that stands for one with its defaults."""
 
 

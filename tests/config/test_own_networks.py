@@ -83,8 +83,8 @@ def test_a_network_from_the_command_line_has_no_tuned_layers():
     assert parse(RunFlags, flags).config.network.recurrent == "gru"
     config = parse(RunFlags, [*flags, "--network", f"{__name__}:linear"]).config
     assert not config.policy.has_carry and config.num_epochs == 8, "other tuned settings stay"
-    with pytest.raises(ConfigError, match="recurrent='lstm' has no effect on a custom network"):
-        parse(RunFlags, [*flags, f"--network={__name__}:linear", "--recurrent", "lstm"])
+    with pytest.raises(ConfigError, match="recurrent='mingru' has no effect on a custom network"):
+        parse(RunFlags, [*flags, f"--network={__name__}:linear", "--recurrent", "mingru"])
 
 
 def test_a_recurrent_sequence_is_its_steps():

@@ -70,7 +70,7 @@ def returns_after(config, num_iterations, **hyperparams):
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
-@pytest.mark.parametrize("memory", ["gru", "lstm", "mingru", "none"])
+@pytest.mark.parametrize("memory", ["gru", "mingru", "none"])
 def test_only_a_memory_recalls(algorithm, memory):
     network = MLP((16,), recurrent=memory, recurrent_size=8)
     config = Config(Recall(), algorithm, num_steps=6, network=network, **SIZES)
@@ -78,7 +78,7 @@ def test_only_a_memory_recalls(algorithm, memory):
     assert (returns > 0.9).all() if memory != "none" else (abs(returns - 0.5) < 0.15).all()
 
 
-@pytest.mark.parametrize("memory", ["gru", "lstm", "mingru", "none"])
+@pytest.mark.parametrize("memory", ["gru", "mingru", "none"])
 def test_only_a_memory_solves_the_memory_chain(memory):
     limits = {"memory_length": 10, "max_steps_in_episode": 12}
     network = MLP((32,), recurrent=memory, recurrent_size=32)

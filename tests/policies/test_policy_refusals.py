@@ -9,7 +9,7 @@ from probes import copy_task
 from grpo_jax import Config
 from grpo_jax.environments.spaces import Box, Discrete, MultiDiscrete
 from grpo_jax.errors import ConfigError
-from grpo_jax.policies import CNN, MLP, Impala, NatureCNN, Transformer, make_distribution
+from grpo_jax.policies import CNN, MLP, NatureCNN, Transformer, make_distribution
 from grpo_jax.policies.distributions import categorical, squashed_gaussian
 
 INF = np.inf
@@ -29,13 +29,13 @@ REFUSED = [
     (lambda: CNN(hidden_sizes=64), r"hidden_sizes=64 .*such as \(64, 64\)"),
     (lambda: CNN(conv_channels=0), "conv_channels=0 is not a positive integer"),
     (lambda: CNN(activation="rellu"), "unknown activation 'rellu': did you mean 'relu'"),
-    (lambda: CNN(critic_activation=np.tanh), "unknown critic_activation"),
-    (lambda: CNN(recurrent="lstn"), "unknown recurrent layer 'lstn': did you mean 'lstm'"),
-    (lambda: CNN(actor_init_gain=-1.0), "actor_init_gain=-1.0 is not a gain"),
+    (lambda: CNN(activation=np.tanh), "unknown activation"),
+    (lambda: CNN(recurrent="grru"), "unknown recurrent 'grru': did you mean 'gru'"),
+    (lambda: CNN(actor_init_gain=-1.0), "actor_init_gain=-1.0 is no gain"),
     (lambda: CNN(shared_critic=True, critic_hidden_sizes=(8,)), "critic_hidden_sizes=.*shared_critic=True"),
     (lambda: CNN(hidden_size=3), "CNN has no field 'hidden_size': did you mean 'hidden_sizes'"),
     (lambda: of_shape(NatureCNN(), 20, 40, 3), r"'nature_cnn' needs .* 36 by 36.* \(20, 40, 3\); use network='cnn'"),
-    (lambda: of_shape(Impala(), 4), r"images.* shape \(4,\); use network='mlp'"),
+    (lambda: of_shape(CNN(), 4), r"images.* shape \(4,\); use network='mlp'"),
     (lambda: CNN()({"a": IMAGE, "b": IMAGE}, categorical(3), True), "convolves one image, but .* 2.*network='mlp'"),
     (lambda: Config(network=MLP(recurrent="gru"), algorithm="ppo", num_envs=8), "= 8 .*use num_minibatches=8"),
     (lambda: Transformer(num_heads=True), "num_heads=True .*positive integer"),

@@ -121,9 +121,7 @@ def test_what_is_no_observation_is_refused(saved):
         policy.act(np.zeros((4, 10, 5)), action_mask=np.ones((1, 3), bool))
 
 
-@pytest.mark.parametrize(
-    "recurrent", ["lstm", *(pytest.param(each, marks=pytest.mark.slow) for each in ("gru", "mingru"))]
-)
+@pytest.mark.parametrize("recurrent", ["gru", pytest.param("mingru", marks=pytest.mark.slow)])
 def test_a_carry_is_for_as_many_as_there_are(recurrent):
     config = Config(environment=Probe(), **SIZES | {"network": MLP((4,), recurrent=recurrent, recurrent_size=6)})
     shapes = jax.eval_shape(config.policy.init, jax.random.key(0))
