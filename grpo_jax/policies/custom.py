@@ -46,11 +46,12 @@ def make_custom_policy(
             f"{name} gives {type(policy).__name__}, but must give a Policy; write a function "
             "(observation, distribution, critic) -> Policy, such as one that returns make_pure_policy(...)"
         )
+    family = policy.distribution
+    free = f", followed by the distribution's {family.num_free} free ones" if family.num_free else ""
 
-    def check(part, results, shape, batch):
+    def check_outputs(part, results, shape, batch):
         """Parameters and values of these leading dimensions."""
-        (parameters, value), family = results, policy.distribution
-        free = f", followed by the distribution's {family.num_free} free ones" if family.num_free else ""
+        parameters, value = results
         _check_array(
             f"{name}: {part} gives distribution parameters", parameters, (*shape, family.num_parameters),
             f"the outputs must be [{batch}, {family.num_outputs}] (distribution.num_outputs){free}",
@@ -60,48 +61,52 @@ def make_custom_policy(
         if value is not None:
             _check_array(f"{name}: {part} gives values", value, shape, f"they must be [{batch}]")
 
-    def init(key):
-        params = _arrays(f"{name}: init", policy.init, key)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+    def check_init(params, key):
+        for path, leaf in by_path(params).items():
             if not jnp.issubdtype(leaf.dtype, jnp.floating):
                 raise ConfigError(
-                    f"{name}: init gives {jax.tree_util.keystr(path)} of type {leaf.dtype}, but the optimiser needs "
-                    f"floating-point arrays; leave the others out. {_INSTEAD}"
+                    f"{name}: init gives {path} of type {leaf.dtype}, but the optimiser needs floating-point arrays; "
+                    f"leave the others out. {_INSTEAD}"
                 )
-        _check_collections(name, params, policy.trainable, is_module)
-        return params
+            parts, is_trained = path.split("/"), True
+            if policy.trainable is not None:
+                with user_code(f"{name}: trainable fails"):
+                    is_trained = policy.trainable(path)
+            beside_params = is_module and parts[0] == "network" and parts[1] != "params"
+            if is_trained and (beside_params or not _COLLECTIONS.isdisjoint(parts)):
+                raise ConfigError(f"{name}: init gives {path}, which is no parameter. {_INSTEAD}")
 
-    def step(params, observation, carry):
-        *results, new_carry = _arrays(f"{name}: step", policy.step, params, observation, carry)
-        check("step", results, leading_shape(observation, 1), "N")
+    def check_step(results, params, observation, carry):
+        *outputs, new_carry = results
+        check_outputs("step", outputs, leading_shape(observation, 1), "N")
         if not are_alike(carry, new_carry):
             raise ConfigError(
                 f"{name}: the carry before a step is {describe_arrays(carry)}, but after it "
                 f"{describe_arrays(new_carry)}; both must have the same structure, shapes and dtypes"
             )
-        return *results, new_carry
 
-    def sequence(params, observation, carry, is_first):
-        results = _arrays(f"{name}: sequence", policy.sequence, params, observation, carry, is_first)
-        check("sequence", results, is_first.shape, "S, N")
-        return results
-
-    def features(params, observation, carry, is_first):
-        x = _arrays(f"{name}: features", policy.features, params, observation, carry, is_first)
+    def check_features(x, params, observation, carry, is_first):
         if getattr(x, "ndim", None) != 3 or x.shape[:2] != is_first.shape:
             raise ConfigError(f"{name}: features are {describe_arrays(x)}, but must be one array [S, N, F]")
-        return x
 
-    def initial_carry(*arguments):
-        return _arrays(f"{name}: initial_carry", policy.initial_carry, *arguments)
+    def checked(part, check):
+        def call(*arguments):
+            with user_code(f"{name}: {part} fails"):
+                results = jax.tree.map(jnp.asarray, getattr(policy, part)(*arguments))
+            check(results, *arguments)
+            return results
 
-    def trainable(path):
-        with user_code(f"{name}: trainable fails"):
-            return policy.trainable(path)
+        return call
 
-    functions = {"init": init, "step": step, "sequence": sequence, "initial_carry": initial_carry}
-    optional = {"features": policy.features and features, "trainable": policy.trainable and trainable}
-    return policy._replace(**functions, **optional)
+    checks = {
+        "init": check_init,
+        "initial_carry": lambda *_: None,
+        "step": check_step,
+        "sequence": lambda results, *inputs: check_outputs("sequence", results, inputs[-1].shape, "S, N"),
+        "features": check_features,
+    }
+    changed = {part: checked(part, check) for part, check in checks.items() if getattr(policy, part) is not None}
+    return policy._replace(**changed)
 
 
 _COLLECTIONS = {"batch_stats", "cache", "intermediates", "perturbations"}  # of flax, beside its params
@@ -111,21 +116,6 @@ _INSTEAD = (
 )
 
 
-def _check_collections(name: str, params: PyTree, trainable: Callable | None, is_module: bool) -> None:
-    """Raises ConfigError for collections of a flax module beside its params that gradient steps would change."""
-    for path in by_path(params):
-        parts = path.split("/")
-        beside = is_module and parts[0] == "network" and parts[1] != "params"
-        if (beside or _COLLECTIONS & {*parts}) and (trainable is None or trainable(path)):
-            raise ConfigError(f"{name}: init gives {path}, which is no parameter. {_INSTEAD}")
-
-
 def _check_array(what: str, array: Any, shape: tuple[int, ...], instead: str) -> None:
     if not are_alike(array, jax.ShapeDtypeStruct(shape, jnp.float32)):
         raise ConfigError(f"{what} {describe_arrays(array)} instead of float32{list(shape)}; {instead}")
-
-
-def _arrays(what: str, function: Callable, *arguments: Any) -> Any:
-    """The outputs of a custom function, with arrays for numbers."""
-    with user_code(f"{what} fails"):
-        return jax.tree.map(jnp.asarray, function(*arguments))

@@ -88,7 +88,7 @@ RECURRENT = {"gru": GRU, "mingru": MinGRU}
 
 
 def gru_cell(h_product: jax.Array, x: jax.Array, h: jax.Array, bias: jax.Array) -> jax.Array:
-    """The state after a step of `GRU`, `[..., size]`, from the products with h and x, `[..., 3 * size]`, and h before."""
+    """The state `[..., size]` after a step of `GRU`, from products with h and x, `[..., 3 * size]`, and the state h."""
     gates = [2 * h.shape[-1]]
     (x_gates, x_new), (h_gates, h_new) = (jnp.split(part, gates, axis=-1) for part in (x, h_product))
     r, z = jnp.split(nn.sigmoid(x_gates + h_gates), 2, axis=-1)

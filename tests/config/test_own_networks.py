@@ -162,7 +162,7 @@ def normed(trainable=None):
         (variant(apply=lambda p, x: ((x @ p)[:, :2], None)), "gives no value, but the algorithm has a critic"),
         (variant(apply=lambda p, x: (x @ p)[:, :2]), "step fails with ValueError"),
         (variant(init=lambda key, x: {}), "init gives {}, which holds no arrays"),
-        (variant(init=lambda key, x: {"w": init(key, x), "key": key}), r"\['key'\] of type key.* floating-point"),
+        (variant(init=lambda key, x: {"w": init(key, x), "key": key}), "network/key of type key.* floating-point"),
         (variant(init=lambda key, x: {"w": jnp.tanh}), "init fails with TypeError"),
         (variant(apply=lambda p, x, c: (*apply(p, x), c + 1.5), initial_carry=0), r"int32\[4\], but after it float32"),
         (lambda observation, distribution: None, "fails with TypeError.* takes 2 positional arguments"),
