@@ -111,8 +111,6 @@ class Config(KnownFields):
     action_distribution: str | Callable = "auto"
     """Over real actions: "gaussian", clipped to the bounds ("auto"), or "squashed_gaussian"; else "auto". Or a custom
     one: package.module:name (or a function), (space) -> Distribution."""
-    state_dependent_std: bool = False
-    """Standard deviations of real actions depend on the observation; otherwise they are free parameters."""
 
     def __post_init__(self):
         """Chooses the fields that were left out, and checks all of them."""
@@ -225,9 +223,7 @@ class Config(KnownFields):
     @functools.cached_property
     def policy(self) -> Policy:
         """The policy's pure functions."""
-        distribution = make_distribution(
-            self.env.action_space, self.action_distribution, state_dependent_std=self.state_dependent_std
-        )
+        distribution = make_distribution(self.env.action_space, self.action_distribution)
         critic = self.algorithm.critic is not None
         if self.has_custom_network:
             return make_custom_policy(self.network, self.env.observation, distribution, critic)

@@ -68,19 +68,17 @@ def make_pure_policy(
         carry = initial_carry if has_carry else ()
         return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_envs, *jnp.shape(leaf))), carry)
 
-    def step(params, observation, carry):
-        if has_carry:
-            outputs, value, carry = apply(params["network"], observation, carry)
-        else:
-            outputs, value = apply(params["network"], observation)
-        return distribution.join_free(outputs, params), value if critic else None, carry
-
-    def also(function, params, observation, carry):
+    def call(function, params, observation, carry):
         return function(params["network"], observation, *([carry] if has_carry else []))
+
+    def step(params, observation, carry):
+        results = call(apply, params, observation, carry)
+        outputs, value, carry = results if has_carry else (*results, carry)
+        return distribution.join_free(outputs, params), value if critic else None, carry
 
     def features_step(params, observation, carry):
         after = step(params, observation, carry)[2] if has_carry else carry
-        return also(features, params, observation, carry), after
+        return call(features, params, observation, carry), after
 
     over_sequence = functools.partial(_over_sequence, initial if has_carry else None)
     return Policy(
@@ -91,20 +89,13 @@ def make_pure_policy(
         distribution=distribution,
         has_critic=critic,
         has_carry=has_carry,
-        extras=extras and functools.partial(also, extras),
+        extras=extras and functools.partial(call, extras),
         features=features and (lambda *arguments: over_sequence(features_step, *arguments)[0]),
         trainable=trainable,
     )
 
 
-def _over_sequence(
-    initial: Callable | None,
-    step: Callable,
-    params: PyTree,
-    observations: PyTree,
-    carry: PyTree,
-    is_first: jax.Array,
-) -> list[PyTree]:
+def _over_sequence(initial: Callable | None, step: Callable, params, observations, carry, is_first) -> list[PyTree]:
     """The outputs of a step, all but the carry, for a sequence `[S, N, ...]`; `initial` is None without a carry."""
     if initial is None:
         flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), observations)
@@ -114,16 +105,11 @@ def _over_sequence(
 
     def body(carry, now):
         observation, first = now
-        *outputs, carry = step(params, observation, _reset(carry, fresh, first))
+
+        def reset(new, old):
+            return jnp.where(first.reshape(-1, *(1,) * (old.ndim - 1)), new, old)
+
+        *outputs, carry = step(params, observation, jax.tree.map(reset, fresh, carry))
         return carry, outputs
 
     return jax.lax.scan(body, carry, (observations, is_first))[1]
-
-
-def _reset(carry: PyTree, fresh: PyTree, is_first: jax.Array) -> PyTree:
-    """The fresh carry in the environments `[N]` where an episode begins."""
-
-    def where(new, old):
-        return jnp.where(is_first.reshape(-1, *(1,) * (old.ndim - 1)), new, old)
-
-    return jax.tree.map(where, fresh, carry)

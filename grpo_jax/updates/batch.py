@@ -14,8 +14,7 @@ from grpo_jax.objectives import divergences, exact_kl_to_reference
 from grpo_jax.objectives.returns import gae_advantage, next_values
 from grpo_jax.objectives.slots import bound
 from grpo_jax.policies import Policy, combine, partition
-from grpo_jax.policies.sampling import mask_actions
-from grpo_jax.policies.scoring import score
+from grpo_jax.policies.sampling import mask_actions, score
 from grpo_jax.precision import above_rounding
 from grpo_jax.types import Batch, PyTree, TrainState, Trajectory
 

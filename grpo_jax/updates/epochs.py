@@ -11,7 +11,7 @@ from grpo_jax.devices.mesh import along_envs, num_env_devices, on_every_device
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.reductions import mean_or_missing
 from grpo_jax.policies import Policy, bind_frozen, combine, partition
-from grpo_jax.policies.scoring import bind_reference
+from grpo_jax.policies.sampling import bind_reference
 from grpo_jax.types import Batch, Metrics, PyTree, TrainState
 from grpo_jax.updates.adaptive_rate import follow_kl, rate_metrics
 from grpo_jax.updates.loss import RATIO_MAX

@@ -11,8 +11,7 @@ from grpo_jax.objectives.divergences import k3, k3_from_behaviour
 from grpo_jax.objectives.ratios import importance_ratio
 from grpo_jax.objectives.reductions import weighted_sum
 from grpo_jax.policies import Policy
-from grpo_jax.policies.sampling import mask_actions
-from grpo_jax.policies.scoring import score
+from grpo_jax.policies.sampling import mask_actions, score
 from grpo_jax.types import Batch, Metrics, Prediction, PyTree
 from grpo_jax.updates.batch import check_shape
 

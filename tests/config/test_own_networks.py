@@ -218,7 +218,5 @@ def test_a_distribution_by_its_path():
     path = f"{__name__}:over_actions"
     for family in (path, over_actions):
         assert Config(action_distribution=family, **SMALL).policy.distribution.num_outputs == 2
-    with pytest.raises(ConfigError, match="state_dependent_std=True has no effect"):
-        Config(action_distribution=path, state_dependent_std=True, **SMALL)
     with pytest.raises(ConfigError, match="must give a Distribution"):
         Config(action_distribution=lambda space: space, **SMALL)

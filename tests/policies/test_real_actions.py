@@ -40,16 +40,13 @@ def test_algorithms_take_real_actions():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "algorithm, family, state_dependent", [("ppo", "gaussian", False), ("grpo", "squashed_gaussian", True)]
-)
-def test_aiming_is_learnt(algorithm, family, state_dependent):
+@pytest.mark.parametrize("algorithm, family", [("ppo", "gaussian"), ("grpo", "squashed_gaussian")])
+def test_aiming_is_learnt(algorithm, family):
     config = Config(
         environment=Aim(),
         algorithm=algorithm,
         group_size=8 if algorithm == "grpo" else 1,
         action_distribution=family,
-        state_dependent_std=state_dependent,
         **SIZES,
     )
     rates = jnp.array([0.02, 0.02, 0.0])

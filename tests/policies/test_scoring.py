@@ -12,8 +12,7 @@ from grpo_jax import GRPO, PPO, Config, Hyperparams, make_init, make_train_step,
 from grpo_jax.hyperparams import completed
 from grpo_jax.policies import Transformer, make_token_policy
 from grpo_jax.policies.distributions import categorical
-from grpo_jax.policies.sampling import with_temperature
-from grpo_jax.policies.scoring import bind_reference, score
+from grpo_jax.policies.sampling import bind_reference, score, with_temperature
 
 SMALL = {"width": 16, "num_heads": 4, "num_kv_heads": 2, "num_layers": 1}
 RUN = {

@@ -21,9 +21,7 @@ __all__ = [
 BOX_FAMILIES = {"gaussian": diagonal_gaussian, "squashed_gaussian": squashed_gaussian}
 
 
-def make_distribution(
-    space: ActionSpace, action_distribution: str | Callable = "auto", *, state_dependent_std: bool = False
-) -> Distribution:
+def make_distribution(space: ActionSpace, action_distribution: str | Callable = "auto") -> Distribution:
     """The family of distributions over an action space.
 
     Args:
@@ -31,21 +29,18 @@ def make_distribution(
       action_distribution: "auto" is categorical for Discrete and MultiDiscrete, and "gaussian" for Box. The
         alternative for Box is "squashed_gaussian". A custom one is a function `(space) -> Distribution`, or its
         path "package.module:name".
-      state_dependent_std: the network computes a Gaussian's standard deviations from the observation; otherwise they
-        are free parameters.
 
     Raises:
       ConfigError: for an unknown name, or a family that does not fit the space.
     """
     if is_custom(action_distribution):
-        return _make_custom(space, action_distribution, state_dependent_std)
+        return _make_custom(space, action_distribution)
     names = ("auto", *BOX_FAMILIES)
     if action_distribution not in names:
         raise ConfigError(f"unknown action_distribution {action_distribution!r}: {nearest(action_distribution, names)}")
     match space:
         case Box(low, high):
-            family = BOX_FAMILIES["gaussian" if action_distribution == "auto" else action_distribution]
-            return family(low, high, free_std=not state_dependent_std)
+            return BOX_FAMILIES["gaussian" if action_distribution == "auto" else action_distribution](low, high)
         case Discrete() | MultiDiscrete() if action_distribution != "auto":
             raise ConfigError(
                 f"action_distribution={action_distribution!r} is over real numbers, but the actions are {space}; "
@@ -58,9 +53,7 @@ def make_distribution(
     raise ConfigError(f"unknown action space {space}; use Discrete, MultiDiscrete or Box")
 
 
-def _make_custom(space, family, state_dependent_std) -> Distribution:
-    if state_dependent_std:
-        raise ConfigError("state_dependent_std=True has no effect on a custom action_distribution; leave it out")
+def _make_custom(space, family) -> Distribution:
     family = import_custom(family, "action_distribution")
     distribution = family(space) if callable(family) else family
     if not isinstance(distribution, Distribution):

@@ -21,7 +21,7 @@ _NODES = np.linspace(-5.5, 5.5, 32, dtype=np.float32)
 _WEIGHTS = np.exp(-(_NODES**2) / 2) / np.sum(np.exp(-(_NODES**2) / 2))
 
 
-def diagonal_gaussian(low: tuple[float, ...], high: tuple[float, ...], free_std: bool = True) -> Distribution:
+def diagonal_gaussian(low: tuple[float, ...], high: tuple[float, ...]) -> Distribution:
     """Independent Gaussians, scaled to the bounds and clipped to them.
 
         a = clip(middle + half_width x, low, high),  x ~ N(mean, diag(std^2)),  parameters (mean, log std) `[..., 2 D]`
@@ -32,11 +32,10 @@ def diagonal_gaussian(low: tuple[float, ...], high: tuple[float, ...], free_std:
         log p(a) = log N(x; mean, std) - sum log half_width
 
     A dimension without a lower or an upper bound has half_width 1, and its middle is the number within the bounds that
-    is nearest to 0. The log std is clamped to `LOG_STD_RANGE`, outside of which its gradient is 0.
+    is nearest to 0. The log stds are free parameters, clamped to `LOG_STD_RANGE`, outside of which their gradient is 0.
 
     Args:
       low, high: bounds of each of the D dimensions; they may be infinite.
-      free_std: the log stds are free parameters; otherwise they are outputs of the network, like the means.
 
     Raises:
       ConfigError: for bounds of different lengths, or a lower bound that is not below the upper one.
@@ -52,7 +51,7 @@ def diagonal_gaussian(low: tuple[float, ...], high: tuple[float, ...], free_std:
 
     return Distribution(
         num_parameters=2 * len(low),
-        num_free=len(low) if free_std else 0,
+        num_free=len(low),
         noise=lambda key, shape: jax.random.normal(key, (*shape, len(low))),
         from_noise=_from_noise,
         mode=_mean,
@@ -63,7 +62,7 @@ def diagonal_gaussian(low: tuple[float, ...], high: tuple[float, ...], free_std:
     )
 
 
-def squashed_gaussian(low: tuple[float, ...], high: tuple[float, ...], free_std: bool = True) -> Distribution:
+def squashed_gaussian(low: tuple[float, ...], high: tuple[float, ...]) -> Distribution:
     """Independent Gaussians, squashed between the bounds by tanh (https://arxiv.org/abs/1801.01290, appendix C).
 
         a = middle + half_width tanh(u),  u ~ N(mean, diag(std^2)),  parameters (mean, log std) `[..., 2 D]`
@@ -79,7 +78,6 @@ def squashed_gaussian(low: tuple[float, ...], high: tuple[float, ...], free_std:
 
     Args:
       low, high: finite bounds of each of the D dimensions.
-      free_std: the log stds, clamped to `LOG_STD_RANGE`, are free parameters; otherwise outputs of the network.
 
     Raises:
       ConfigError: for an infinite bound, bounds of different lengths, or a lower bound not below the upper one.
@@ -89,7 +87,7 @@ def squashed_gaussian(low: tuple[float, ...], high: tuple[float, ...], free_std:
             f"a squashed Gaussian needs finite bounds, but the actions have low={list(low)}, high={list(high)}; "
             "use action_distribution='gaussian'"
         )
-    gaussian = diagonal_gaussian(low, high, free_std)
+    gaussian = diagonal_gaussian(low, high)
 
     def entropy(parameters):
         mean, log_std = _mean_and_log_std(parameters)
