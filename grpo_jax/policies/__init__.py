@@ -3,7 +3,6 @@
 `distributions` holds the families of action distributions.
 """
 
-from grpo_jax.policies import distributions
 from grpo_jax.policies.distributions import (
     Distribution,
     categorical,
@@ -12,13 +11,12 @@ from grpo_jax.policies.distributions import (
     multi_categorical,
     squashed_gaussian,
 )
-from grpo_jax.policies.lora import add_lora, merge_lora
 from grpo_jax.policies.networks import CNN, MLP, NatureCNN
 from grpo_jax.policies.policy import Policy, bind_frozen, combine, partition
 from grpo_jax.policies.pure_policy import make_pure_policy
 from grpo_jax.policies.sampling import SamplingHyperparams
 from grpo_jax.policies.token_policy import make_token_policy
-from grpo_jax.policies.transformer import Transformer
+from grpo_jax.policies.transformer import Transformer, add_lora, merge_lora
 
 __all__ = [
     "CNN",
@@ -33,7 +31,6 @@ __all__ = [
     "categorical",
     "combine",
     "diagonal_gaussian",
-    "distributions",
     "make_distribution",
     "make_pure_policy",
     "make_token_policy",

@@ -1,7 +1,7 @@
 """Actor-critics: hidden layers, an optional recurrent layer, and a head each for the actor and the critic."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -14,19 +14,12 @@ from grpo_jax.policies.policy import Policy
 from grpo_jax.types import PyTree
 
 
-class Head(NamedTuple):
-    """A linear layer at the end of a network."""
-
-    num_outputs: int
-    init_gain: float  # of the weights
-
-
 class Network(nn.Module):
     """Hidden layers, an optional recurrent layer, and linear heads."""
 
     torso: Callable  # (leaves [N, ...]) -> [N, features]; creates its layers inside this module
     recurrent: Callable | None  # () -> a layer of `policies.recurrent`
-    heads: tuple[Head, ...]
+    heads: tuple[tuple[int, float], ...]  # of each, the number of outputs and the gain of the initial weights
     keys: tuple[str, ...] | None  # of a dict of observations, those that this network sees; None: all
 
     @nn.compact
@@ -47,7 +40,7 @@ class Network(nn.Module):
         if self.recurrent:
             x, carry = self.recurrent()(x.reshape(*batch_shape, -1), carry, is_first)
             x = x.reshape(-1, x.shape[-1])
-        outputs = [Dense(head.num_outputs, kernel_init=orthogonal(head.init_gain))(x) for head in self.heads]
+        outputs = [Dense(num_outputs, kernel_init=orthogonal(gain))(x) for num_outputs, gain in self.heads]
         return [output.reshape(*batch_shape, -1) for output in outputs], x.reshape(*batch_shape, -1), carry
 
     def initial_carry(self, num_envs: int) -> Any:

@@ -10,7 +10,7 @@ import jax
 
 from grpo_jax.errors import ConfigError, KnownFields, as_count, nearest
 from grpo_jax.observations import flatten_observation
-from grpo_jax.policies.actor_critic import Head, Network, make_actor_critic, seen
+from grpo_jax.policies.actor_critic import Network, make_actor_critic, seen
 from grpo_jax.policies.convolutions import convolution, is_image, nature_cnn
 from grpo_jax.policies.dense import mlp
 from grpo_jax.policies.distributions import Distribution
@@ -108,7 +108,7 @@ class MLP(KnownFields):
             dense = functools.partial(mlp, hidden_sizes=sizes, activation=activation, layer_norm=self.layer_norm)
             return Network(self._torso(seen(observation, keys), dense), recurrent, heads, keys)
 
-        actor, value = Head(distribution.num_outputs, self.actor_init_gain), Head(1, init_gain=1.0)
+        actor, value = (distribution.num_outputs, self.actor_init_gain), (1, 1.0)
         if critic and self.shared_critic:
             networks = {"actor_critic": make(actor, value)}
         else:

@@ -36,7 +36,7 @@ class Policy(NamedTuple):
     value_head: Callable | None = None
     # (features [..., F]) -> distribution parameters [..., P] of the reference policy: see `bind_reference`
     reference_head: Callable | None = None
-    # Steps whose distributions an update computes at once, from features and head (see `scoring`). Rollouts then keep
+    # Steps whose distributions an update computes at once, from features and head (see `score`). Rollouts then keep
     # the log-probabilities of actions, but no distributions. None: all at once.
     logits_chunk: int | None = None
     cast: Callable = lambda params: params  # (params) -> params in the dtypes of `step`: once a rollout, not each step

@@ -12,7 +12,7 @@ from grpo_jax.policies.dense import product
 from grpo_jax.policies.distributions import Distribution
 from grpo_jax.policies.policy import Policy
 from grpo_jax.policies.sampling import change_logits
-from grpo_jax.policies.transformer import DENSE_LAYERS, Transformer
+from grpo_jax.policies.transformer import DENSE_LAYERS, Transformer, is_trained
 from grpo_jax.types import PyTree
 
 Networks = dict[str, Decoder]
@@ -84,12 +84,6 @@ def make_token_policy(
         rounding=float(jnp.finfo("bfloat16").eps) if architecture.compute_dtype == "bfloat16" else 0.0,
     )
     return policy if vocab_size == num_tokens else change_logits(policy, lambda logits: logits[..., :num_tokens])
-
-
-def is_trained(path: str) -> bool:
-    """Whether a parameter of a transformer with LoRA is trained: an adapter, a value head, or a separate critic."""
-    names = path.split("/")
-    return names[0] == "critic" or "value" in names or names[-1] in ("lora_a", "lora_b")
 
 
 def _init(networks: Networks, key):

@@ -1,19 +1,28 @@
-"""A transformer of tokens as a value: its sizes and variants."""
+"""A transformer of tokens as a value: its sizes and variants.
+
+LoRA (https://arxiv.org/abs/2106.09685) trains small adapters beside the frozen kernels of the dense layers:
+
+    y = x kernel + lora_alpha / lora_rank · x lora_a lora_b
+
+with lora_a `[inputs, rank]` and lora_b `[rank, outputs]`. lora_b begins at 0, so at first the outputs equal the
+model's without adapters. `lora_rank` turns it on.
+"""
 
 import dataclasses
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
+from flax.traverse_util import flatten_dict, unflatten_dict
+
 from grpo_jax.errors import ConfigError, KnownFields, as_count
-from grpo_jax.policies.dense import Adapter
+from grpo_jax.policies.dense import Adapter, adapter_init
+from grpo_jax.types import PyTree
 
 DENSE_LAYERS = ("qkv", "out", "gate_up", "down")
 """The dense layers of a block."""
 DTYPES = ("float32", "bfloat16")
 LARGEST_FLOAT = 2.0**127  # well within float32
-_COUNTS = (
-    *("num_layers", "width", "num_heads", "num_kv_heads", "head_size", "feedforward_size"),
-    *("vocab_size", "lora_rank"),
-)
 _LORA_OPTIONS = ("lora_alpha", "frozen_dtype")  # fields that have no effect without lora_rank
 
 
@@ -74,41 +83,33 @@ class Transformer(KnownFields):
 
     def __post_init__(self):
         """Checks the sizes."""
-        for field in _COUNTS:
-            value = getattr(self, field)
-            if value is not None:
-                object.__setattr__(self, field, as_count(field, value))
-        for field in ("rope_base", "norm_eps", "lora_alpha"):
-            value, default = getattr(self, field), getattr(Transformer, field)
-            if isinstance(value, bool) or not (isinstance(value, int | float) and 0 < value <= LARGEST_FLOAT):
-                raise ConfigError(f"{field}={value!r:.50} must be a positive number, such as {default}")
-            object.__setattr__(self, field, float(value))
-        for field in ("compute_dtype", "frozen_dtype"):
-            if getattr(self, field) not in DTYPES:
-                raise ConfigError(f"{field}={getattr(self, field)!r}; use one of {', '.join(DTYPES)}")
-        self._check_lora()
+        for name, field in self.__dataclass_fields__.items():
+            value = getattr(self, name)
+            if field.type in (int, int | None) and value is not None:
+                object.__setattr__(self, name, as_count(name, value))
+            if field.type is float:
+                if isinstance(value, bool) or not (isinstance(value, int | float) and 0 < value <= LARGEST_FLOAT):
+                    raise ConfigError(f"{name}={value!r:.50} must be a positive number, such as {field.default}")
+                object.__setattr__(self, name, float(value))
+            if name.endswith("_dtype") and value not in DTYPES:
+                raise ConfigError(f"{name}={value!r}; use one of {', '.join(DTYPES)}")
+            if name in _LORA_OPTIONS and self.lora_rank is None and value != field.default:
+                raise ConfigError(
+                    f"{name}={value!r} has no effect without adapters; set lora_rank, such as 16, or leave out {name}"
+                )
         if self.head_size is None and self.width % self.num_heads:
             raise ConfigError(
                 f"width={self.width} is not a multiple of num_heads={self.num_heads}; change one, or set head_size"
             )
-        size = self.head_size or self.width // self.num_heads
-        if size % 2:
+        if self.sizes.head % 2:
             raise ConfigError(
-                f"heads of size {size}, but rotary positions need an even size: change width or num_heads, or set "
-                "head_size"
+                f"heads of size {self.sizes.head}, but rotary positions need an even size: change width or num_heads, "
+                "or set head_size"
             )
         if self.num_heads % (self.num_kv_heads or self.num_heads):
             raise ConfigError(
                 f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}; change one of them"
             )
-
-    def _check_lora(self):
-        for field in _LORA_OPTIONS:
-            if self.lora_rank is None and getattr(self, field) != getattr(Transformer, field):
-                raise ConfigError(
-                    f"{field}={getattr(self, field)!r} has no effect without adapters; set lora_rank, such as 16, or "
-                    f"leave out {field}"
-                )
 
     @property
     def adapter(self) -> Adapter | None:
@@ -130,3 +131,65 @@ class Transformer(KnownFields):
             head=self.head_size or self.width // self.num_heads,
             feedforward=self.feedforward_size or -(-self.width // 3) * 8,
         )
+
+
+def is_trained(path: str) -> bool:
+    """Whether a parameter of a transformer with LoRA is trained: an adapter, a value head, or a separate critic."""
+    names = path.split("/")
+    return names[0] == "critic" or "value" in names or names[-1] in ("lora_a", "lora_b")
+
+
+def add_lora(architecture: Transformer, params: PyTree, key: jax.Array) -> PyTree:
+    """The parameters of a model with fresh adapters, which do not change its outputs yet.
+
+    Args:
+      architecture: with `lora_rank`.
+      params: of the policy without adapters, such as `{"actor": ...}` from `load_params`. Weights that LoRA freezes get
+        `frozen_dtype`, except for the norms' scales.
+      key: of the adapters.
+
+    Raises:
+      ConfigError: the architecture has no `lora_rank`, or the parameters have adapters already.
+    """
+    flat = flatten_dict(params)
+    if architecture.adapter is None:
+        raise ConfigError("add_lora needs an architecture with adapters; use dataclasses.replace(..., lora_rank=16)")
+    if any(path[-1] == "lora_a" for path in flat):
+        raise ConfigError("the parameters have adapters already; merge_lora adds them to the weights")
+    for number, path in enumerate(sorted(flat)):
+        *layer, name = path
+        leaf = flat[path]
+        if path[0] == "critic":
+            continue
+        if name in ("kernel", "bias", "embedding") and not is_trained("/".join(path)):
+            flat[path] = leaf.astype(architecture.frozen_dtype)
+        if name == "kernel" and layer[-1] in DENSE_LAYERS:
+            (inputs, outputs), rank = leaf.shape, architecture.lora_rank
+            flat[*layer, "lora_a"] = adapter_init(jax.random.fold_in(key, number), (inputs, rank), jnp.float32)
+            flat[*layer, "lora_b"] = jnp.zeros((rank, outputs), jnp.float32)
+    return unflatten_dict(flat)
+
+
+def merge_lora(architecture: Transformer, params: PyTree) -> tuple[Transformer, PyTree]:
+    """The same model without adapters, which are added to the kernels: its architecture and float32 parameters.
+
+    Args:
+      architecture: of the policy. Parameters without adapters keep their values.
+      params: of the policy.
+
+    Raises:
+      ConfigError: the adapters have another rank than the architecture.
+    """
+    flat, adapter = flatten_dict(params), architecture.adapter
+    ranks = {leaf.shape[-1] for path, leaf in flat.items() if path[-1] == "lora_a"}
+    if ranks - {architecture.lora_rank}:
+        raise ConfigError(
+            f"the parameters have adapters of rank {', '.join(map(str, ranks))}, but the architecture has lora_rank="
+            f"{architecture.lora_rank}; use the policy's, config.network, which also has their lora_alpha"
+        )
+    merged = {path: leaf.astype(jnp.float32) for path, leaf in flat.items() if path[-1] not in ("lora_a", "lora_b")}
+    for *layer, name in flat:
+        if name == "lora_a":
+            change = jnp.matmul(flat[*layer, "lora_a"], flat[*layer, "lora_b"], precision="highest")
+            merged[*layer, "kernel"] += adapter.scale * change
+    return architecture.without_lora, unflatten_dict(merged)

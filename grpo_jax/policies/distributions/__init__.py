@@ -9,15 +9,6 @@ from grpo_jax.policies.distributions.discrete import categorical, multi_categori
 from grpo_jax.policies.distributions.distribution import Distribution
 from grpo_jax.policies.distributions.gaussian import diagonal_gaussian, squashed_gaussian
 
-__all__ = [
-    "Distribution",
-    "categorical",
-    "diagonal_gaussian",
-    "make_distribution",
-    "multi_categorical",
-    "squashed_gaussian",
-]
-
 BOX_FAMILIES = {"gaussian": diagonal_gaussian, "squashed_gaussian": squashed_gaussian}
 
 
