@@ -56,11 +56,10 @@ def stack_frames(environment: Environment, num_frames: int) -> Environment:
         after = StackedState(moved.state, _without_oldest(stacked, moved.observation))
         return moved._replace(state=after, observation=stacked)
 
-    codec = environment.codec
-
     def unstacked(function):
         return function and (lambda states, params: function(states.environment, params))
 
+    codec = environment.codec
     return environment._replace(
         reset=reset,
         step=step,

@@ -38,9 +38,6 @@ def overridden_params(env: Any, overrides: Mapping[str, Any]) -> Any:
             f"environment={env!r} does not have gymnax's interface: it lacks {', '.join(missing)}; use a name such as "
             "'CartPole-v1', or an object with the interface that `grpo-jax docs environments` describes"
         )
-    for part in _PARTS[1:]:
-        if not callable(getattr(env, part)):
-            raise ConfigError(f"{part} of {env_name(env)!r} is {getattr(env, part)!r}; make a method of it")
     params = env.default_params
     fields = {field.name for field in dataclasses.fields(params)} if dataclasses.is_dataclass(params) else set()
     if LIMIT not in fields:

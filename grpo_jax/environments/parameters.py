@@ -85,19 +85,38 @@ def group_parameters(
     Raises:
       ConfigError: for a name that is not a traced parameter, or a value with the wrong shape or dtype.
     """
-    env_params = env_params or {}
-    _check_names(environment, env_params)
+    given = _arrays(environment, env_params)
 
     def repeated(name, default):
-        value = as_dtype(name, env_params.get(name, default), default.dtype)
-        if value.shape not in (default.shape, (num_groups, *default.shape)):
+        value, for_each = given.get(name, as_dtype(name, default, default.dtype)), (num_groups, *default.shape)
+        if value.shape not in (default.shape, for_each):
             raise ConfigError(
                 f"the environment parameter {name!r} has shape {value.shape}; use {default.shape} for all groups, or "
-                f"{(num_groups, *default.shape)} with a value for each"
+                f"{for_each} with a value for each"
             )
-        return jnp.repeat(jnp.broadcast_to(value, (num_groups, *default.shape)), group_size, axis=0)
+        return jnp.repeat(jnp.broadcast_to(value, for_each), group_size, axis=0)
 
     return {name: repeated(name, default) for name, default in environment.params.items()}
+
+
+def row_parameters(environment: Environment, env_params: EnvParams, num_rows: int) -> dict[str, jax.Array]:
+    """The given parameters with a leading axis of rows (seeds × hyperparameters), for `vmap` of `group_parameters`.
+
+    Args:
+      environment: has the shapes of the parameters.
+      env_params: for each name a value for all rows, or an array `[num_rows]` or `[num_rows, num_groups]`.
+      num_rows: number of rows.
+
+    Raises:
+      ConfigError: for a name that is not a traced parameter, or an array with another number of rows.
+    """
+    rows = _arrays(environment, env_params)
+    for name, value in rows.items():
+        if value.ndim == np.ndim(environment.params[name]):
+            rows[name] = jnp.broadcast_to(value, (num_rows, *value.shape))
+        elif value.shape[0] != num_rows:
+            raise ConfigError(f"the environment parameter {name!r} has {value.shape[0]} rows instead of {num_rows}")
+    return rows
 
 
 def as_dtype(name: str, value: Any, dtype: Any) -> jax.Array:
@@ -116,32 +135,13 @@ def as_dtype(name: str, value: Any, dtype: Any) -> jax.Array:
     return jnp.array(value, dtype)
 
 
-def row_parameters(environment: Environment, env_params: EnvParams, num_rows: int) -> dict[str, jax.Array]:
-    """The given parameters with a leading axis of rows (seeds × hyperparameters), for `vmap` of `group_parameters`.
-
-    Args:
-      environment: has the shapes of the parameters.
-      env_params: for each name a value for all rows, or an array `[num_rows]` or `[num_rows, num_groups]`.
-      num_rows: number of rows.
-
-    Raises:
-      ConfigError: for a name that is not a traced parameter, or an array with another number of rows.
-    """
-    _check_names(environment, env_params or {})
-    rows = {name: as_dtype(name, value, environment.params[name].dtype) for name, value in (env_params or {}).items()}
-    for name, value in rows.items():
-        if value.ndim == np.ndim(environment.params[name]):
-            rows[name] = jnp.broadcast_to(value, (num_rows, *value.shape))
-        elif value.shape[0] != num_rows:
-            raise ConfigError(f"the environment parameter {name!r} has {value.shape[0]} rows instead of {num_rows}")
-    return rows
-
-
-def _check_names(environment: Environment, env_params: Mapping[str, Any]) -> None:
-    for name in env_params:
+def _arrays(environment: Environment, env_params: EnvParams) -> dict[str, jax.Array]:
+    """The given values of traced parameters, with the parameters' dtypes."""
+    for name in env_params or {}:
         if name not in environment.params:
             raise ConfigError(
                 f"{environment.name!r} has no traced parameter {name!r}: {nearest(name, environment.params)}; the time "
                 "limit, and parameters that decide shapes or branches, are static: Config(env_params=...), which also "
                 f"names the fields of a physics model that are traced, such as env_params={{{name!r}: None}}"
             )
+    return {name: as_dtype(name, value, environment.params[name].dtype) for name, value in (env_params or {}).items()}

@@ -36,23 +36,23 @@ def make_environment(environment: str | Any, params: Mapping[str, Any] | None = 
         return environment
     if isinstance(environment, str) and ":" not in environment:
         return _of_gymnax(environment, static_parameters(params), jax.config.jax_enable_x64)
-    made = _made(environment_object(environment), params)
-    return made._replace(name=environment) if isinstance(environment, str) else made
+    return _made(environment, params)
 
 
-def _made(found: Any, params: Mapping[str, Any]) -> Environment:
+def _made(environment: str | Any, params: Mapping[str, Any]) -> Environment:
+    found = environment_object(environment)
     if isinstance(found, Task):
-        return token_environment(found, params)
-    if isinstance(found, RigidBodies):
-        return with_model_parameters(found, params)
-    return from_gymnax(found, params)
+        made = token_environment(found, params)
+    else:
+        made = (with_model_parameters if isinstance(found, RigidBodies) else from_gymnax)(found, params)
+    # The requested name; gymnax's own differs, for example for DiscountingChain-bsuite.
+    return made._replace(name=environment) if isinstance(environment, str) else made
 
 
 @functools.lru_cache
 def _of_gymnax(name: str, params: tuple[tuple[str, Any], ...], wide: bool) -> Environment:
     """The environment of a name in gymnax, traced once; `wide`: with dtypes of 64 bits."""
-    # The requested name; gymnax's own differs, for example for DiscountingChain-bsuite.
-    return _made(environment_object(name), dict(params))._replace(name=name)
+    return _made(name, dict(params))
 
 
 def environment_object(environment: str | Any) -> Any:

@@ -50,39 +50,36 @@ def checked_limit(made: Environment, whole: Any, defaults: Any) -> Environment:
             stacklevel=3,
         )
     key = jax.random.key(0)
-    if _constants(lambda *x: flags(3, *x)[1], key, [action] * 3, made.params) == [False, False, True]:
+    if _traced(lambda *x: flags(3, *x)[1], key, [action] * 3, made.params)[1] == [False, False, True]:
         return made
     state = jax.eval_shape(lambda key: whole.reset(key, defaults)[1], key)
-    return made._replace(truncates_early=_constants(cut, state, key, action, made.params) != [False])
+    return made._replace(truncates_early=_traced(cut, state, key, action, made.params)[1] != [False])
 
 
 def _terminates_at_limit(terminated: Callable, longer: int) -> bool:
     """Whether an episode that a limit of one step ends would go on under a longer one: `terminated(limit, key)`."""
     key = jax.random.key(0)
-    try:
-        # Tracing suffices to see that the result is the same for every limit; otherwise `vmap` raises an error.
-        jax.eval_shape(jax.vmap(terminated, (0, None), out_axes=None), jnp.arange(2), key)
+    if not _traced(lambda *arguments: [terminated(*arguments)], 1, key)[0][0]:
         return False
-    except Exception:
-        pass  # it depends on the limit, or needs it as a Python value
-    try:
+    try:  # it depends on the limit, or needs it as a Python value
         with jax.ensure_compile_time_eval():
             return bool(jax.jit(lambda key: terminated(1, key) & ~terminated(longer, key))(key))
     except Exception:  # the environment cannot have a limit of one step
         return False
 
 
-def _constants(flags: Callable, *arguments: Any) -> list[bool] | None:
-    """What `flags(*arguments)` gives whatever the arguments; None if it depends on one, or cannot be traced.
+def _traced(flags: Callable, *arguments: Any) -> tuple[list[bool], list[bool] | None]:
+    """Which arguments the flags that a function gives depend on, and the flags if on none.
 
-    Without all that the flags do not need, their program then has no argument.
+    Without all that the flags do not need, their program then has no argument. Of a function that cannot be traced,
+    such as of an environment that cannot have a limit of three steps, nothing is known.
     """
     try:
         program = jax.make_jaxpr(flags)(*arguments)
         needed, used = partial_eval.dce_jaxpr(program.jaxpr, [True] * len(program.jaxpr.outvars))
         if any(used):
-            return None
+            return used, None
         with jax.ensure_compile_time_eval():
-            return [bool(flag) for flag in jax.core.eval_jaxpr(needed, program.consts)]
-    except Exception:  # such as of an environment that cannot have a limit of three steps
-        return None
+            return used, [bool(flag) for flag in jax.core.eval_jaxpr(needed, program.consts)]
+    except Exception:
+        return [True], None

@@ -115,13 +115,14 @@ def test_errors_name_the_nearest_environments(name):
         make_environment(name)
 
 
-@pytest.mark.parametrize("suite", ["brax", "craftax", "jumanji", "navix", "pgx", "playground", "xland"])
-def test_a_suite_that_is_not_installed_is_named(suite, monkeypatch):
-    for module in (suite, "craftax.craftax_env", "mujoco_playground", "xminigrid"):
-        monkeypatch.setitem(sys.modules, module, None)
-    package = "xminigrid" if suite == "xland" else suite
-    with pytest.raises(ConfigError, match=f"needs {suite}: pip install '{package}[<>=]"):
-        make_environment(f"{suite}:any")
+def test_a_suite_that_is_not_installed_is_named(monkeypatch):
+    for suite in ("brax", "craftax", "gymnasium", "jumanji", "navix", "pgx", "playground", "xland"):
+        for module in (suite, "craftax.craftax_env", *PACKAGES.values()):
+            monkeypatch.setitem(sys.modules, module, None)
+        name = "Craftax-Symbolic-v1" if suite == "craftax" else "any"
+        package = "xminigrid" if suite == "xland" else suite
+        with pytest.raises(ConfigError, match=f"needs {suite}: pip install '{package}[<>=]"):
+            make_environment(f"{suite}:{name}")
 
 
 # --- single suites ----------------------------------------------------------------------------------------------------

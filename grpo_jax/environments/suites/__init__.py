@@ -1,6 +1,7 @@
 """Environments named "suite:name": token tasks, and suites of other packages, each an extra."""
 
 import subprocess
+import warnings
 from typing import Any
 
 from grpo_jax.environments.host import Gymnasium
@@ -9,7 +10,7 @@ from grpo_jax.environments.suites.jumanji import Jumanji
 from grpo_jax.environments.suites.pgx import Pgx
 from grpo_jax.environments.suites.physics import Brax, Playground
 from grpo_jax.environments.tokens import make_task
-from grpo_jax.errors import ConfigError
+from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.importing import pip_install
 
 SUITES = {
@@ -35,8 +36,16 @@ def from_suite(suite: str, name: str) -> Any:
     Raises:
       ConfigError: if the suite is not installed, has no such environment, or cannot download what it needs.
     """
+    make = SUITES[suite]
     try:
-        return SUITES[suite](name)
+        if not hasattr(make, "names"):
+            return make(name)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # brax recommends MJX's own suites
+            known, world = make.names(), name.partition("/")[0]
+            if world not in known:
+                raise ConfigError(f"{suite} has no environment {name!r}: {nearest(world, known)}")
+            return make(name)
     except ImportError as error:
         raise ConfigError(f"'{suite}:{name}' needs {suite}: {pip_install(suite)} ({error})") from error
     except (OSError, LookupError, subprocess.CalledProcessError) as error:  # robots, levels, rulesets

@@ -12,8 +12,8 @@ import numpy as np
 
 from grpo_jax.environments.parameters import TimeLimit
 from grpo_jax.environments.spaces import Discrete
-from grpo_jax.environments.suites.common import Timed, TimedState, check_known
-from grpo_jax.errors import ConfigError
+from grpo_jax.environments.suites.common import Timed, TimedState
+from grpo_jax.errors import ConfigError, nearest
 
 SIZES = 11, 6, 4
 """Numbers of the kinds of entities, of colors, and of states (of a door) or directions (of the player)."""
@@ -38,7 +38,6 @@ class Navix(Timed):
     def __init__(self, name: str):
         import navix
 
-        check_known("navix", name, navix.registry())
         # Navix 0.7 limits every task to 100 steps by default; later versions have a limit for each.
         limit = {"max_steps": None} if "max_steps" in inspect.signature(navix.make).parameters else {}
         inner = navix.make(name, **limit)
@@ -47,7 +46,6 @@ class Navix(Timed):
 
     @staticmethod
     def names() -> list[str]:
-        """All names in Navix's registry."""
         import navix
 
         return list(navix.registry())
@@ -97,7 +95,6 @@ class XLand:
         from xminigrid.types import TimeStep
 
         world, _, benchmark = name.partition("/")
-        check_known("xland", world, xminigrid.registered_environments())
         if world.startswith("XLand") != bool(benchmark):
             raise ConfigError(
                 f"'xland:{name}': a world named XLand has no goal without a benchmark, and others have one; write "
@@ -109,10 +106,10 @@ class XLand:
 
     @staticmethod
     def names() -> list[str]:
-        """The ports of MiniGrid: each world needs a benchmark, which is downloaded."""
+        """The ports of MiniGrid, and the worlds, which need a benchmark beside their name."""
         import xminigrid
 
-        return [name for name in xminigrid.registered_environments() if not name.startswith("XLand")]
+        return list(xminigrid.registered_environments())
 
     def action_space(self, params):
         return Discrete(self.inner.num_actions(self._params))
@@ -149,11 +146,12 @@ def _rulesets(benchmark: str) -> Any:
         return None
     from xminigrid import benchmarks
 
-    check_known("xland", benchmark, benchmarks.NAME2HFFILENAME)
-    path = Path(benchmarks.DATA_PATH) / benchmarks.NAME2HFFILENAME[benchmark]
-    if not path.exists():
+    file = benchmarks.NAME2HFFILENAME.get(benchmark)
+    if file is None:
+        raise ConfigError(f"xland has no benchmark {benchmark!r}: {nearest(benchmark, benchmarks.NAME2HFFILENAME)}")
+    if not Path(benchmarks.DATA_PATH, file).exists():
         raise ConfigError(
-            f"the benchmark {benchmark!r} has not been downloaded to {path}; to download it, write "
+            f"the benchmark {benchmark!r} has not been downloaded to {benchmarks.DATA_PATH}; to download it, write "
             f"python -c \"import xminigrid; xminigrid.load_benchmark('{benchmark}')\""
         )
     return benchmarks.load_benchmark(benchmark)
@@ -162,12 +160,9 @@ def _rulesets(benchmark: str) -> Any:
 class Craftax:
     """A Craftax game, such as "craftax:Craftax-Classic-Symbolic-v1". The time limit truncates, death terminates."""
 
-    NAMES = tuple(f"Craftax-{kind}-v1" for kind in ("Symbolic", "Pixels", "Classic-Symbolic", "Classic-Pixels"))
-
     def __init__(self, name: str):
         from craftax.craftax_env import make_craftax_env_from_name
 
-        check_known("craftax", name, self.NAMES)
         self.name = f"craftax:{name}"
         inner = make_craftax_env_from_name(name, auto_reset=False)
         self.reset_env, self.step_env, self.action_space = inner.reset_env, inner.step_env, inner.action_space
@@ -179,8 +174,7 @@ class Craftax:
 
     @staticmethod
     def names() -> list[str]:
-        """Classic and full, symbolic and pixels."""
-        return list(Craftax.NAMES)
+        return [f"Craftax-{kind}-v1" for kind in ("Symbolic", "Pixels", "Classic-Symbolic", "Classic-Pixels")]
 
     def is_truncated(self, state, params):
         return state.timestep >= params.max_steps_in_episode

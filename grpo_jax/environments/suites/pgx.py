@@ -6,23 +6,12 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax.environments.spaces import Discrete
-from grpo_jax.environments.suites.common import Timed, TimedState, check_known
+from grpo_jax.environments.suites.common import Timed, TimedState
 from grpo_jax.errors import ConfigError
 
-LIMITS = {
-    "animal_shogi": 128,
-    "chess": 256,
-    "connect_four": 21,
-    "gardner_chess": 128,
-    "go_9x9": 81,
-    "go_19x19": 361,
-    "hex": 62,
-    "kuhn_poker": 2,
-    "leduc_holdem": 4,
-    "othello": 60,
-    "shogi": 256,
-    "tic_tac_toe": 5,
-}
+LIMITS = {"tic_tac_toe": 5, "connect_four": 21, "go_9x9": 81, "go_19x19": 361, "hex": 62, "othello": 60}
+LIMITS |= {"chess": 256, "gardner_chess": 128, "shogi": 256, "animal_shogi": 128}
+LIMITS |= {"kuhn_poker": 2, "leduc_holdem": 4}
 """The most moves of one player in games that always end; the time limit of the others is 2000 steps."""
 
 
@@ -46,7 +35,6 @@ class Pgx(Timed):
     def __init__(self, name: str, against: Callable[..., jax.Array] = random_legal):
         import pgx
 
-        check_known("pgx", name, pgx.available_envs())
         inner = pgx.make(name)
         if inner.num_players > 2:
             raise ConfigError(f"'pgx:{name}' is a game of {inner.num_players} players; use a game of one or two")
@@ -57,10 +45,9 @@ class Pgx(Timed):
 
     @staticmethod
     def names() -> list[str]:
-        """All games of pgx but the one of three players."""
         import pgx
 
-        return [name for name in pgx.available_envs() if name != "sparrow_mahjong"]
+        return list(pgx.available_envs())
 
     def action_space(self, params):
         return Discrete(self.inner.num_actions)

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -14,7 +13,7 @@ from grpo_jax.environments.door import from_gymnax
 from grpo_jax.environments.environment import Environment
 from grpo_jax.environments.parameters import LIMIT, as_dtype
 from grpo_jax.environments.spaces import Box
-from grpo_jax.environments.suites.common import Timed, TimedState, check_known
+from grpo_jax.environments.suites.common import Timed, TimedState
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.types import PyTree
 
@@ -76,17 +75,13 @@ class Brax(RigidBodies):
     model_field = "sys"
 
     def __init__(self, name: str):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # brax recommends MJX's own suites
-            from brax import envs
+        from brax import envs
 
-            check_known("brax", name, envs._envs)
-            super().__init__(envs.get_environment(name), 1000)
+        super().__init__(envs.get_environment(name), 1000)
         self.name = f"brax:{name}"
 
     @staticmethod
     def names() -> list[str]:
-        """All tasks of brax."""
         from brax import envs
 
         return sorted(envs._envs)
@@ -117,20 +112,16 @@ class Playground(RigidBodies):
     model_field = "_mjx_model"
 
     def __init__(self, name: str):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            from mujoco_playground import registry
+        from mujoco_playground import registry
 
-            check_known("playground", name, registry.ALL_ENVS)
-            config = registry.get_default_config(name)
-            inner = registry.load(name, config_overrides={"impl": "jax"} if "impl" in config else None)
+        config = registry.get_default_config(name)
+        inner = registry.load(name, config_overrides={"impl": "jax"} if "impl" in config else None)
         self.num_repeats = config.action_repeat
         super().__init__(inner, -(-config.episode_length // self.num_repeats))
         self.name = f"playground:{name}"
 
     @staticmethod
     def names() -> list[str]:
-        """The control suite, and the robots and hands that need mujoco_menagerie."""
         from mujoco_playground import registry
 
         return sorted(registry.ALL_ENVS)
