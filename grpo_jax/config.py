@@ -16,7 +16,6 @@ from grpo_jax.environments.parameters import static_parameters
 from grpo_jax.environments.suites import SUITES
 from grpo_jax.errors import KnownFields
 from grpo_jax.hyperparams import Hyperparams, joined
-from grpo_jax.importing import is_custom
 from grpo_jax.policies import Policy, make_token_policy
 from grpo_jax.policies.custom import make_custom_policy
 from grpo_jax.policies.distributions import make_distribution
@@ -195,11 +194,6 @@ class Config(KnownFields):
     def has_custom_network(self) -> bool:
         """Whether the network is custom: a function or an import path."""
         return not isinstance(self.network, MLP | Transformer)
-
-    @property
-    def has_custom_distribution(self) -> bool:
-        """Whether the family of action distributions is custom: a function or an import path."""
-        return is_custom(self.action_distribution)
 
     @property
     def plan(self) -> ExecutionPlan:

@@ -124,15 +124,9 @@ def _transformer(config: Any) -> Rules:
         is_transformer and config.normalize_observations,
         "normalize_observations=True is for numbers, and a transformer observes tokens; leave it out",
     )
-    yield (
-        config.share_prompts and not (from_reset and is_transformer),
-        "share_prompts=True is for transformers in one-episode groups, whose members have one prompt; leave it out",
-    )
-    yield config.truncate_sampling and not is_transformer, "truncate_sampling=True is for transformers; leave it out"
-    yield (
-        config.logits_chunk is not None and not is_transformer,
-        "logits_chunk is for transformers with a large vocabulary; leave it out",
-    )
+    for field in ("share_prompts", "truncate_sampling", "logits_chunk"):
+        value = getattr(config, field)
+        yield value and not is_transformer, f"{field}={value} is for transformers; leave it out"
 
 
 def _minibatches(config: Any) -> Rules:
@@ -233,23 +227,18 @@ def _algorithm(config: Any) -> Rules:
         "normalize_observations=True would change what a reference policy sees, and so the policy itself, with every "
         "rollout; leave one of the two out",
     )
-    yield (
-        algorithm.filter_overlong and algorithm.start.auto_reset,
-        "filter_overlong=True leaves out episodes that a limit cuts, but rollouts of this algorithm begin and end in "
-        "mid-episode; it is for one-episode groups (start=FRESH)",
-    )
-    yield (
-        algorithm.live_groups_only and size < 2,
-        f"live_groups_only=True compares members of groups, but group_size={size}; leave it out",
-    )
-    yield (
-        algorithm.greedy_member and algorithm.start.auto_reset,
-        "greedy_member=True compares whole episodes, but these continue across rollouts; use start=FRESH",
-    )
-    yield (
-        algorithm.greedy_member and size < 2,
-        f"group_size={size} leaves no member beside the greedy one, which gives no gradient; use group_size=2 or more",
-    )
+    for switch in ("filter_overlong", "greedy_member"):
+        yield (
+            getattr(algorithm, switch) and algorithm.start.auto_reset,
+            f"{switch}=True is about whole episodes, but those of this algorithm continue across rollouts; use "
+            "one-episode groups (start=FRESH)",
+        )
+    for switch in ("live_groups_only", "greedy_member"):
+        yield (
+            getattr(algorithm, switch) and size < 2,
+            f"{switch}=True compares members of groups, but group_size={size} leaves no others; use group_size=2 or "
+            "more",
+        )
 
 
 def _branches(config: Any) -> Rules:

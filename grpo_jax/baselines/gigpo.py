@@ -13,7 +13,7 @@ from flax import struct
 from grpo_jax.baselines.same_state import prefix_hashes, state_numbers
 from grpo_jax.errors import ConfigError
 from grpo_jax.hyperparams import Hyperparams, number
-from grpo_jax.objectives import episode_scores, group_centered, group_normalized, returns_to_go
+from grpo_jax.objectives import episode_scores, group_normalized, returns_to_go
 from grpo_jax.policies.token_policy import TokenCarry
 from grpo_jax.precision import above_rounding, at_least_float32
 from grpo_jax.types import PyTree, Trajectory
@@ -127,25 +127,22 @@ class GigpoHyperparams(Hyperparams):
 @dataclasses.dataclass(frozen=True, repr=False)
 class _GiGPO:
     bin_width: float | tuple[float, ...] | None
-    normalize: bool
 
     def __call__(self, trajectory: Trajectory, hyperparams: GigpoHyperparams, group_size: int) -> jax.Array:
-        scores = episode_scores(trajectory, group_size)
-        episode = (group_normalized if self.normalize else group_centered)(scores).reshape(1, -1)
+        episode = group_normalized(episode_scores(trajectory, group_size)).reshape(1, -1)
         step = self._step_term(trajectory, hyperparams, group_size)
         return jnp.where(trajectory.valid, episode + hyperparams.step_advantage_coef * step, 0.0)
 
     def _step_term(self, trajectory, hyperparams, group_size):
         observation = trajectory.observation
         sizes = jnp.sum(jnp.abs(trajectory.reward), axis=0, where=trajectory.valid)
-        options = {"normalize": self.normalize, "sizes": sizes}
         if self.bin_width is not None:
             observation = self._binned(observation)
         if isinstance(trajectory.carry, TokenCarry):
             turns = trajectory.reward, observation, trajectory.acted, group_size
-            return same_turn_advantage(*turns, discount=hyperparams.discount, **options)
+            return same_turn_advantage(*turns, discount=hyperparams.discount, sizes=sizes)
         returns = returns_to_go(trajectory, hyperparams, group_size)
-        return same_state_advantage(returns, observation, trajectory.valid, group_size, **options)
+        return same_state_advantage(returns, observation, trajectory.valid, group_size, sizes=sizes)
 
     def _binned(self, observation):
         width = jnp.array(self.bin_width)
@@ -172,7 +169,7 @@ class _GiGPO:
         return f"gigpo_advantage({'' if self.bin_width is None else f'bin_width={self.bin_width}'})"
 
 
-def gigpo_advantage(bin_width: float | tuple[float, ...] | None = None, *, normalize: bool = True) -> _GiGPO:
+def gigpo_advantage(bin_width: float | tuple[float, ...] | None = None) -> _GiGPO:
     """GiGPO's advantage: of the rollout in its group, plus that of the step among visits to the same state.
 
         A_t^i = A^E_i + step_advantage_coef A^S(s_t^i, a_t^i)
@@ -184,7 +181,6 @@ def gigpo_advantage(bin_width: float | tuple[float, ...] | None = None, *, norma
     Args:
       bin_width: continuous observations are the same state in the same bins of this width, in their units: a number, or
         one for each element of the last axis; None: only if all bits are equal. Whole numbers are compared exactly.
-      normalize: without it, both terms are only centred.
 
     Returns:
       A function for the slot `advantage`. It raises ValueError if the widths do not fit the observation.
@@ -198,4 +194,4 @@ def gigpo_advantage(bin_width: float | tuple[float, ...] | None = None, *, norma
             f"bin_width={bin_width} must be positive and finite, as it divides observations into bins; write for "
             "example bin_width=0.1 in their units, or leave it out, so that only equal observations are the same state"
         )
-    return _GiGPO(tuple(widths.tolist()) if np.ndim(bin_width) else bin_width, normalize)
+    return _GiGPO(tuple(widths.tolist()) if np.ndim(bin_width) else bin_width)

@@ -15,6 +15,7 @@ from grpo_jax.devices.mesh import ENVS, ROWS
 from grpo_jax.environments.spaces import Discrete
 from grpo_jax.errors import OTHER_WORDS, ConfigError, are_alike, describe_arrays, describe_function, user_code
 from grpo_jax.hyperparams import Hyperparams, advice_on, completed
+from grpo_jax.importing import is_custom
 from grpo_jax.training.budget import check_budget
 from grpo_jax.training.train_step import initial_state, make_train_step
 from grpo_jax.types import Metrics, PyTree, first_difference
@@ -108,7 +109,7 @@ def try_on_shapes(config: Config, hyperparams: Hyperparams) -> Metrics:
 
 def _try_on_shapes(config: Config, structure: Any) -> Metrics:
     check_schedule(config.schedule)
-    if config.has_custom_distribution or config.has_custom_network:
+    if is_custom(config.action_distribution) or config.has_custom_network:
         _check_distribution(config)
     hyperparams = _scalars(structure)
     try:
