@@ -18,11 +18,7 @@ ORTHOGONAL = dense.orthogonal
 
 
 def pytest_configure(config):
-    """Two devices, so that rows can be split; compiling, which is most of the work, made cheap.
-
-    Programs are compiled without optimisation, unless slow tests are asked for, which rather compute. They are
-    kept beside pytest's own cache.
-    """
+    """Two devices, so that rows can be split; cheap compilation, as `compilation.py` says."""
     if config.option.markexpr == "not slow":
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {CHEAP_XLA_FLAGS}"
     jax.config.update("jax_num_cpu_devices", 2)
@@ -33,10 +29,7 @@ def pytest_configure(config):
 
 
 def pytest_collection_finish(session):
-    """Initial weights are made sooner, unless slow tests are asked for, which learn from them.
-
-    Tracing makes many objects, hardly any of them garbage: it is looked for less often.
-    """
+    """Initial weights without a loop; tracing makes many objects, hardly any of them garbage."""
     if session.config.option.markexpr == "not slow":
         for module in USERS:
             module.orthogonal = soon_orthogonal

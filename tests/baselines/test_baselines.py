@@ -23,7 +23,6 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.groups import FRESH
 from grpo_jax.objectives import bootstrapped_returns, same_step_leave_one_out
 from grpo_jax.policies import MLP
-from grpo_jax.policies.normalization import initial_statistics, normalized
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.updates.batch import make_batch
 
@@ -168,22 +167,6 @@ def test_a_state_that_is_not_finite_says_nothing_of_others(broken, options):
     same_final[1, 2] = False
     np.testing.assert_allclose(values[compared], others[compared], atol=1e-6)
     np.testing.assert_allclose(final_values[same_final], final_others[same_final], atol=1e-6)
-
-
-def test_constant_returns_are_the_value():
-    data = window()
-    data["rewards"] = np.where(data["mask"], 2.0, 0.0).astype(np.float32)
-    data["terminated"] = np.ones((T, N), bool)
-    data["truncated"] = np.zeros((T, N), bool)
-    values, final_values = kernel(data, 1.5)
-    np.testing.assert_allclose(values[data["mask"]], 2.0, rtol=1e-6)
-    np.testing.assert_allclose(final_values, 2.0, rtol=1e-6)
-    third, mask = np.full((T, 8), 100 / 3, np.float32), np.ones((T, 8), bool)
-    assert np.array_equal(same_step(third, mask, 4), third)
-    states = np.zeros((T + 1, 8, 2), np.float32)
-    found, final = state_hash(states[:T], states[T:], third, mask, third)
-    np.testing.assert_allclose(found, third, rtol=1e-6)
-    np.testing.assert_allclose(final, third[:1], rtol=1e-6)
 
 
 # --- returns, same step, state hash ----------------------------------------------------------------------------------
@@ -333,23 +316,6 @@ def test_nothing_follows_a_limit_that_terminates(rollout):
 
 BY_FEATURES = KERNEL_GAE._replace(baseline=kernel_baseline(metric=policy_features, **RELATIVE))
 SIZES = {"num_envs": 8, "num_steps": 6, "num_epochs": 1, "num_minibatches": 1}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("memory", ["gru", "none"])
-def test_features_are_what_the_actors_head_reads(memory):
-    config = Config(environment=Recall(), algorithm=PPO, network=MLP((4,), recurrent=memory, recurrent_size=3), **SIZES)
-    statistics = initial_statistics(jnp.array([1.0, 0.5]))
-    policy = normalized(config.policy, statistics._replace(variance=jnp.array([4.0, 0.25])), jnp.float32(10))
-    params = policy.init(jax.random.key(0))
-    observation = jax.random.normal(jax.random.key(1), (5, 2, 2))
-    starts = jnp.zeros((5, 2), bool).at[3, 0].set(True)
-    carry = policy.initial_carry(params, 2)
-    features = policy.features(params, observation, carry, starts)
-    assert features.shape == (5, 2, 3 if memory == "gru" else 4)
-    head = params["actor"]["Dense_1"]
-    expected, _ = policy.sequence(params, observation, carry, starts)
-    np.testing.assert_allclose(features @ head["kernel"] + head["bias"], expected, atol=1e-6)
 
 
 def test_no_gradient_flows_into_values(rollout):

@@ -210,25 +210,6 @@ def test_weighted_sum_passes_no_gradient_into_what_it_ignores():
     np.testing.assert_array_equal(gradient, [0.5, 0.0, 0.0, 0.0])
 
 
-@pytest.mark.parametrize("reduce", REDUCTIONS.values(), ids=REDUCTIONS)
-def test_microbatches_leave_the_gradient_unchanged(reduce):
-    """Weights of the whole minibatch, split with it: the accumulated gradient is that of the whole."""
-    features = jnp.asarray(RNG.normal(size=(*MASK.shape, 3)), jnp.float32)
-    params = jnp.asarray([0.3, -0.2, 0.5])
-
-    def loss(params, features, behaviour, advantages, weights):
-        log_ratio = jax.nn.log_sigmoid(features @ params) - behaviour
-        return -objectives.weighted_sum(objectives.clipped_surrogate(log_ratio, advantages, **CLIP), weights)
-
-    behaviour = jax.nn.log_sigmoid(features @ (params + 0.3))
-    data = (features, behaviour, jnp.asarray(ADVANTAGES), reduce(jnp.asarray(MASK)))
-    gradient = jax.jit(jax.grad(loss))
-    whole = gradient(params, *data)
-    parts = [gradient(params, *(x[:, i : i + 2] for x in data)) for i in range(0, 8, 2)]
-    assert np.abs(whole).max() > 1e-3
-    close(sum(parts), whole, 1e-6)
-
-
 # --- value loss ------------------------------------------------------------------------------------------------------
 
 

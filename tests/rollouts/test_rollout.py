@@ -223,18 +223,6 @@ def test_in_each_block_other_actions_and_another_environment(monkeypatch):
     assert np.array_equal(trajectory.episode_return[20] - trajectory.reward[20], trajectory.episode_return[19])
 
 
-def test_a_long_evaluation_keeps_no_more_randomness_than_a_short_one():
-    def memory(num_steps):
-        state = starting([0] * 64, [FOREVER] * 64)
-
-        def returns(state, key):
-            return play(known_params((0.0, 0.0)), state, key, num_steps=num_steps, auto_reset=False)[0].episode_return
-
-        return jax.jit(returns).lower(state, jax.random.key(0)).compile().memory_analysis().temp_size_in_bytes
-
-    assert memory(1280) < 2 * memory(128)
-
-
 def test_noise_without_a_number_for_each_step_is_refused():
     family = known_policy.distribution._replace(noise=lambda key, shape: jax.random.uniform(key, shape[1:]))
     simulator = Simulator(probe, known_policy._replace(distribution=family), known_params((0.0, 0.0)))

@@ -1,7 +1,5 @@
 """The train step as a pure function from state to state, and `run`, which drives it to a budget."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -107,25 +105,6 @@ def test_episodes_of_ppo_go_on_and_those_of_grpo_start_anew(grpo, ppo):
     # No step is lost between rollouts: those in finished episodes and those under way are all that were made.
     assert round(float(lengths.sum())) + ppo.end.rollout.episode_length.sum() == 10 * 8 * 16
     assert (grpo.end.rollout.episode_length > 0).all()
-
-
-# --- hyperparameters -------------------------------------------------------------------------------------------------
-
-
-def test_every_hyperparameter_is_a_traced_leaf_with_a_default():
-    hyperparams = Hyperparams()
-    fields = dataclasses.fields(Hyperparams)
-    optional = {field.name: 0.5 for field in fields if getattr(hyperparams, field.name) is None}
-    limits = {"num_iterations", "max_episodes"}
-    assert set(optional) == {"critic_learning_rate", "warmup", "beta1", "beta2", "weight_decay"} | limits
-    assert len(jax.tree.leaves(hyperparams)) == len(fields) - len(optional)
-    hyperparams = hyperparams.replace(**optional)
-    assert all(isinstance(getattr(hyperparams, field.name), float) for field in fields)
-    rows = hyperparams.replace(discount=jnp.array([0.9, 0.99])).broadcast(2)
-    assert {(leaf.shape, leaf.dtype.name) for leaf in jax.tree.leaves(rows)} == {((2,), "float32")}
-    np.testing.assert_allclose(rows.discount, [0.9, 0.99])
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        hyperparams.discount = 0.5
 
 
 # --- run -------------------------------------------------------------------------------------------------------------
