@@ -7,7 +7,6 @@ import numpy as np
 
 from grpo_jax.algorithms import ALGORITHMS, by_name, name_of
 from grpo_jax.commands.harness.command import command
-from grpo_jax.commands.harness.figures import plot_curves
 from grpo_jax.commands.harness.limits import Seeds, Steps
 from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.commands.harness.settings import make_plan
@@ -15,7 +14,7 @@ from grpo_jax.commands.harness.study import CommandStudy, StudyArguments
 from grpo_jax.environments import tokens
 from grpo_jax.policies import Transformer
 from grpo_jax.recording import RunSpec, learning_curve
-from grpo_jax.recording.figures import SOLVED_AT, draw_curve, panels
+from grpo_jax.recording.figures import SOLVED_AT, draw_curve, panels, plot_settings
 from grpo_jax.sweeps.runs import Run
 
 CART_POLE = "CartPole-v1"
@@ -54,7 +53,7 @@ def main(arguments: Arguments) -> None:
     if on_cart_pole:
         plot_family(on_cart_pole, study.out / "family.png")
     if others := [run for run in study.runs if run.environment != CART_POLE]:
-        plot_curves(others, study.out / "other_tasks.png", "environment steps")
+        plot_settings({run.setting: run.result for run in others}, study.out / "other_tasks.png")
 
 
 def make_plans(arguments: Arguments) -> list[RunSpec]:

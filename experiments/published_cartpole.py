@@ -21,6 +21,7 @@ from grpo_jax.commands.harness.study import CommandStudy, StudyArguments
 from grpo_jax.groups import CONTINUE
 from grpo_jax.objectives import kl_to_behaviour, returns_to_go, whitened
 from grpo_jax.recording import RunSpec, iqm
+from grpo_jax.recording.figures import plot_settings
 from grpo_jax.sweeps.runs import Run
 
 PUBLISHED = {"(a) single trajectory": "417.8 / 418.6", "(b) window": "417.8 / 418.6", "(d) PPO": "500"}
@@ -71,7 +72,9 @@ def main(arguments: Arguments) -> None:
         plans.append(RunSpec(label, config, hyperparams, arguments.training_keys))
     study = CommandStudy("published_cartpole", plans, arguments)
     study.run_all()
-    study.finish(over="episodes")
+    study.finish()
+    blocks = {run.setting: run.result._replace(steps=run.episodes.astype(int)) for run in study.runs}
+    plot_settings(blocks, study.out / "learning_curves.png", over="episodes")
     study.console.print(comparison(study.runs, arguments.num_episodes))
 
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from grpo_jax.commands.harness.command import command
 from grpo_jax.commands.harness.figures import return_cells, return_columns
 from grpo_jax.commands.harness.flags import RunFlags, hyperparams_class, parse
-from grpo_jax.commands.harness.limits import Count, Positive
+from grpo_jax.commands.harness.limits import Count
 from grpo_jax.commands.harness.parsing import invocation, parse_known_flags
 from grpo_jax.commands.harness.study import StudyArguments, print_files, study_options
 from grpo_jax.errors import ConfigError
@@ -40,15 +40,15 @@ class Arguments(StudyArguments):
 
     samples: Count | None = None
     """Draw so many settings at random, log-uniformly between the two values of each flag, in place of a grid."""
-    memory_gib: Positive | None = None
-    """GiB on each device that may be used; by default 80% of what there is. More rows than fit go one after another."""
+    rows_at_once: Count | None = None
+    """The most rows (seeds × settings) of a program, where all need more memory than there is."""
 
 
 def main(arguments: Arguments, flags: Sequence[str]) -> None:
     # With the keys of grpo-jax train, so that each run is the one that it would be there.
     plans = grid_of_flags(flags, arguments.training_keys, arguments.samples, arguments.seed)
-    options = study_options("sweep", arguments)
-    result = train_grid(plans, evaluation_keys=arguments.evaluation_keys, memory_gib=arguments.memory_gib, **options)
+    options = study_options("sweep", arguments) | {"rows_at_once": arguments.rows_at_once}
+    result = train_grid(plans, evaluation_keys=arguments.evaluation_keys, **options)
     console, out = options["console"], result.out
     console.print(ranking(result))
     console.print(f"Final return: {describe_seeds(result.num_seeds)}.", soft_wrap=True)

@@ -40,33 +40,38 @@ SOLVED_AT = {
 
 
 def plot_settings(
-    environment: str, blocks: Mapping[Setting, Chunk | RunResult], path: Path | None, metric: str | None = None
+    blocks: Mapping[Setting, Chunk | RunResult],
+    path: Path | None,
+    metric: str | None = None,
+    *,
+    over: str = "environment steps",
+    score: str = "return",
 ) -> "Figure":
-    """Draws the learning curve of each of the first settings, with its 95% interval over seeds.
+    """Draws the learning curves of the first settings, with 95% intervals over seeds: a panel for each environment.
 
     Args:
-      environment: the title; may be empty.
       blocks: of the settings, the best first.
       path: of the picture; None writes none.
-      metric: by default the return of the evaluations while training, if there are any, or else of training episodes.
+      metric: by default the return of the evaluations while training, if all have some, or else of training episodes.
+      over, score: what steps and returns are called.
 
     Raises:
       ConfigError: a setting lacks the metric.
     """
     evaluated = all(SAMPLED in block.metrics for block in blocks.values())
     name = metric or (SAMPLED if evaluated else RETURN)
-    drawn, curves = dict([*blocks.items()][:NUM_DRAWN]), {}
-    for label, block in zip(differing([*drawn]), drawn.values(), strict=True):
+    drawn = dict([*blocks.items()][:NUM_DRAWN]) if len({each.environment for each in blocks}) == 1 else blocks
+    curves: dict[str, dict[str, Curve]] = {setting.environment: {} for setting in drawn}
+    for label, (setting, block) in zip(differing([*drawn]), drawn.items(), strict=True):
         if name not in block.metrics:
             raise ConfigError(f"there is no metric {name!r}: {nearest(name, block.metrics)}")
         counts = np.nan_to_num(block.metrics["episode/count"]) if name in MEANS_OVER_EPISODES else None
         if not np.isnan(block.metrics[name]).all():
-            curves[label] = learning_curve(block.steps, block.metrics[name], counts)
-    if len(blocks) > NUM_DRAWN:
-        environment += f", the best {NUM_DRAWN} of {len(blocks)} settings"
-    what = metric or f"return of {'evaluation' if evaluated else 'training'} episodes"
+            curves[setting.environment][label] = learning_curve(block.steps, block.metrics[name], counts)
+    note = "" if len(drawn) == len(blocks) else f"the best {NUM_DRAWN} of {len(blocks)} settings; "
+    what = metric or f"{score} of {'evaluation' if evaluated else 'training'} episodes"
     num_seeds = min(block.steps.shape[1] for block in drawn.values())
-    return draw_curves({environment: curves}, path, "environment steps", num_seeds, what=what)
+    return draw_curves(curves, path, over, num_seeds, what=what, note=note)
 
 
 def differing(settings: Sequence[Setting]) -> list[str]:
@@ -76,15 +81,13 @@ def differing(settings: Sequence[Setting]) -> list[str]:
     return [str(Setting(values or each.values)) for values, each in zip(own, settings, strict=True)]
 
 
-def ranked_settings(result: RunResult) -> dict[Setting, Chunk]:
+def ranked_settings(result: RunResult, environment: str = "") -> dict[Setting, Chunk]:
     """The settings of a run by the mean of their seeds' last returns, the best first."""
-    blocks, settings = result.by_setting, result.settings
-    if settings is None:
-        return blocks
-    return {
-        setting: blocks[setting]
-        for setting in settings.ranked(last_known(result.metrics.get(SAMPLED, result.metrics[RETURN])))
-    }
+    blocks = result.by_setting
+    ranked = [*blocks]
+    if len(blocks) > 1:
+        ranked = result.settings.ranked(last_known(result.metrics.get(SAMPLED, result.metrics[RETURN])))
+    return {Setting(setting.values, environment): blocks[setting] for setting in ranked}
 
 
 def last_known(values: np.ndarray) -> np.ndarray:
@@ -163,13 +166,14 @@ def draw_curves(
     num_seeds: int,
     *,
     what: str = "return of training episodes",
+    note: str = "",
 ) -> "Figure":
     """A panel for each environment, with its curves by label, and a line at the return that solves it.
 
     If there is one environment with more curves than can be told apart, each has a panel, with the others in grey.
     """
     labels = list(dict.fromkeys(label for by_label in curves.values() for label in by_label))
-    title = describe_seeds(num_seeds)
+    title = note + describe_seeds(num_seeds)
     one_each = len(curves) == 1 and len(labels) > MOST_TOGETHER
     drawn = [(environment, [label]) for environment in curves for label in labels] if one_each else curves.items()
     options = {"size": (6.4, 4.2) if len(curves) < 4 else (4.8, 3.2)}
@@ -183,7 +187,7 @@ def draw_curves(
                     draw_curve(axis, curve, f"C{labels.index(label)}", label)
                 else:
                     axis.plot(curve.steps, curve.mean, color="0.8", linewidth=0.8, zorder=1)
-            solved = SOLVED_AT.get(environment.partition(",")[0])
+            solved = SOLVED_AT.get(environment)
             low, high = axis.get_ylim()
             if solved is not None and what.startswith("return") and solved < high + 0.5 * (high - low):
                 axis.axhline(solved, color="0.6", linestyle="--", linewidth=0.8, zorder=0)

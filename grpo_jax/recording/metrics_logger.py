@@ -128,14 +128,8 @@ class MetricsLogger:
         Args:
           chunk: the next iterations.
           done: `[R]` share of training that each row has done by its end; by default of the budget of steps.
-
-        Raises:
-          ValueError: a metric is not `[n, R]`. Nothing of the chunk is written.
         """
-        steps, metrics = chunk.steps, chunk.metrics
-        for name, values in metrics.items():
-            if values.shape != (len(steps), len(self._steps)):
-                raise ValueError(f"{name} must be [n, R] = [{len(steps)}, {len(self._steps)}], got {values.shape}.")
+        steps = chunk.steps
         if len(steps) == 0:
             return
         active = _active(chunk)

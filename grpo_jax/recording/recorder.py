@@ -120,7 +120,7 @@ def recorded_run(
                 _log.warning("%s: saved in %s; resume it with Recording(..., resume=True)", stop.name, stop.folder)
             raise
     if is_process_zero() and len(result.steps):
-        plot_settings(config.env.name, ranked_settings(result), out / "learning_curves.png")
+        plot_settings(ranked_settings(result, config.env.name), out / "learning_curves.png")
     return result
 
 

@@ -40,13 +40,8 @@ _Learner = collections.namedtuple("_Learner", "params, opt_state, key, accuracy,
 def warm_start(config: Config, keys: jax.Array, *, batch_size: int = 128, **options: Any) -> WarmStart:
     """Trains one policy for each key on a token task's solutions, until enough of its sampled answers are correct.
 
-    All prompts are training prompts.
-
-    Args:
-      config: of an environment such as "tokens:sort-5".
-      keys: `[R]`, one for all randomness of each row.
-      batch_size: solutions in each gradient step.
-      options: see `imitate`; `target` is required.
+    All prompts are training prompts, `batch_size` in each gradient step. `options` are those of `imitate`, of which
+    `target` is required.
 
     Raises:
       ConfigError: the environment is not made of a token task, or an option is out of range.

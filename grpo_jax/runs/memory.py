@@ -1,7 +1,6 @@
 """Explains out-of-memory errors: how much memory a program needs, and how many rows would fit."""
 
 import contextlib
-import ctypes
 import os
 from collections.abc import Callable, Iterator
 
@@ -26,16 +25,6 @@ def device_memory() -> int:
     return os.sysconf(names[0]) * os.sysconf(names[1]) // jax.local_device_count() if is_known else 0
 
 
-def return_free_memory() -> None:
-    """Gives the operating system what the process has freed, where the C library can (glibc).
-
-    It keeps freed blocks, but XLA does not reuse them for large arrays: after the weights of a language model are
-    loaded and its program compiled, those are hundreds of megabytes.
-    """
-    with contextlib.suppress(OSError, AttributeError, TypeError):  # other C libraries; on Windows None is no library
-        ctypes.CDLL(None).malloc_trim(0)
-
-
 @contextlib.contextmanager
 def explain_out_of_memory(num_rows: int, needed: Callable[[], int]) -> Iterator[None]:
     """Turns XLA's out-of-memory error into a MemoryError that says what to lower; `needed()` is as `bytes_needed`."""
@@ -53,4 +42,5 @@ def advice(num_rows: int, needed: int) -> str:
     if needed and (available := device_memory()):
         fit = min(num_rows - 1, int(0.9 * available / needed * num_rows))
         text += f": they need {needed / 2**30:.1f} GiB of {available / 2**30:.1f} GiB; about {fit} would fit"
-    return text + ". Lower num_seeds, num_envs or num_steps, or raise num_minibatches or num_microbatches"
+    lower = "Lower num_seeds, num_envs or num_steps, raise num_minibatches or num_microbatches, or give a sweep"
+    return f"{text}. {lower} rows_at_once"

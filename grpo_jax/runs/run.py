@@ -19,7 +19,7 @@ from grpo_jax.hyperparams import Hyperparams, completed
 from grpo_jax.objectives.reductions import missing
 from grpo_jax.runs.compilation_cache import kept_programs
 from grpo_jax.runs.evaluations import Evaluate, make_evaluation
-from grpo_jax.runs.memory import bytes_needed, explain_out_of_memory, return_free_memory
+from grpo_jax.runs.memory import bytes_needed, explain_out_of_memory
 from grpo_jax.runs.progress import (
     Callback,
     Chunk,
@@ -131,7 +131,6 @@ def run_checked(
         progress = rows.with_budget(rows.call(callback, progress, None))
         if not progress.ended.all():
             program = rows.compile(progress, chunk_length)
-            return_free_memory()
             compile_seconds = time.perf_counter() - started
         started = time.perf_counter() - progress.seconds
         progress, chunks = rows.train(program, progress, started, evaluate, callback)

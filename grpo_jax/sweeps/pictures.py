@@ -36,16 +36,15 @@ def plot(
     Raises:
       ConfigError: there is no such metric.
     """
-    environment, blocks = "", {}
+    blocks = {}
     for name, each in (result if isinstance(result, Mapping) else {"": result}).items():
         if isinstance(each, SweepResult):
-            environment, own = each.environment, each.by_setting
-            ranked = {setting.run.setting: own[setting.run.setting] for setting in each.ranking}
+            ranked = {setting.run.setting: setting.run.result for setting in each.ranking}
         else:
             ranked = ranked_settings(each)
         named = {NAME: name} if name else {}
-        blocks |= {Setting(named | setting.values): block for setting, block in ranked.items()}
-    return plot_settings(environment, blocks, None if path is None else as_path(path), metric)
+        blocks |= {Setting(named | setting.values, setting.environment): block for setting, block in ranked.items()}
+    return plot_settings(blocks, None if path is None else as_path(path), metric)
 
 
 def plot_axes(result: SweepResult, path: Path) -> None:

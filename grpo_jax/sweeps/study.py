@@ -48,17 +48,10 @@ def check_plans(plans: Sequence[RunSpec], mesh: Mesh | None = None) -> None:
 
 
 class Study:
-    """The runs of one experiment and the folder of their results, which is made and locked here.
+    """The runs of one experiment and the folder of their results, which is made and locked once the runs are checked.
 
-    Args:
-      plans: the runs.
-      recording: what is recorded of each, and the folder.
-      evaluate: evaluations while training.
-      score: the score of trained policies.
-      mesh: of each run.
-      console: shows the progress.
-      compilation_cache: as in `run`.
-      programs: the runs that are trained and recorded, in the folder `PROGRAMS`, if several plans share a program.
+    Where several plans share a program, `programs` are the runs that are trained and recorded, in the folder
+    `PROGRAMS`. The other arguments are those of `recorded_run`, and the score of trained policies.
     """
 
     def __init__(
@@ -85,7 +78,7 @@ class Study:
         if not is_process_zero():  # the files of the other processes are not kept
             self._temporary = tempfile.TemporaryDirectory()
             self.out = Path(self._temporary.name)
-            (self.out / self._subfolder).mkdir(exist_ok=True)
+        (self.out / self._subfolder).mkdir(exist_ok=True)
 
     def train(self, plan: RunSpec, evaluation_keys: jax.Array, **options: Any) -> Run:
         """Makes a run of all rows of a plan, or the rest of it, and evaluates each row with one of the keys.

@@ -1,7 +1,8 @@
 """`sweep`: trains every setting of a grid with the same seeds, and ranks the settings."""
 
+import itertools
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +17,23 @@ from grpo_jax.errors import ConfigError, as_count, check_arguments
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.recording.config_file import as_fields
 from grpo_jax.recording.figures import NUM_DRAWN
-from grpo_jax.recording.files import write_json
-from grpo_jax.recording.folder_lock import clean_up_on_error, lock_run_folder
+from grpo_jax.recording.files import read_archive, write_json
 from grpo_jax.recording.metrics_logger import MetricsLogger
 from grpo_jax.recording.policy_saver import FOLDER as POLICIES
+from grpo_jax.recording.policy_saver import KINDS, policy_file, write_policies
 from grpo_jax.recording.recorder import NO_ITERATIONS, as_recording
 from grpo_jax.recording.run_folder import Recording
-from grpo_jax.runs.processes import from_process_zero, is_process_zero
+from grpo_jax.runs.processes import is_process_zero
 from grpo_jax.runs.progress import Chunk
 from grpo_jax.runs.run_spec import RunSpec
+from grpo_jax.runs.settings import Setting
 from grpo_jax.sweeps.grid import make_bases, make_grid
 from grpo_jax.sweeps.pictures import plot, plot_axes
-from grpo_jax.sweeps.programs import SPLIT_FILE, make_programs, split_policies
 from grpo_jax.sweeps.result import SweepResult, swept
 from grpo_jax.sweeps.runs import run_keys
-from grpo_jax.sweeps.study import PROGRAMS, Study, check_plans
+from grpo_jax.sweeps.study import PROGRAMS, Study
 
-OPTIONS = {"evaluate", "mesh", "compilation_cache", "console", "memory_gib"}
+OPTIONS = {"evaluate", "mesh", "compilation_cache", "console", "rows_at_once"}
 
 
 def sweep(
@@ -60,7 +61,7 @@ def sweep(
     ```
 
     Values of `Hyperparams` are rows of one compiled program; those of fields of `Config` need a program each, one after
-    another. Rows that do not fit into memory together are split. It is what `grpo-jax sweep` does, except that the
+    another. It is what `grpo-jax sweep` does, except that the
     command starts from tuned settings. The folder gets pictures (`sweep.png`, `learning_curves.png`), `metrics.jsonl`,
     `summary.json`, `best.json` and the policies of the best ten settings.
 
@@ -73,8 +74,8 @@ def sweep(
       total_steps: environment steps of each seed, in place of those of `hyperparams`.
       samples: draw so many settings, log-uniformly between the two values of each hyperparameter, instead of a grid.
       seed: of all randomness.
-      options: `evaluate`, `mesh` and `compilation_cache` of `run`, `console` of `recorded_run`, and `memory_gib`, which
-        rows may use on each device; by default 80% of what there is.
+      options: `evaluate`, `mesh` and `compilation_cache` of `run`, `console` of `recorded_run`, and `rows_at_once`:
+        the most rows of a program, where all of them need more memory than there is.
 
     Raises:
       ConfigError: nothing varies, a field is unknown, a value comes twice or does not fit the others.
@@ -98,7 +99,7 @@ def train_grid(
     evaluation_keys: jax.Array,
     *,
     mesh: Mesh | None = None,
-    memory_gib: float | None = None,
+    rows_at_once: int | None = None,
     console: bool | Console = True,
     **options: Any,
 ) -> SweepResult:
@@ -107,17 +108,10 @@ def train_grid(
     `options` are `evaluate` and `compilation_cache` of `run`; for the others see `sweep`.
     """
     recording.check()
-    if memory_gib is not None and not memory_gib > 0:
-        raise ConfigError(f"memory_gib={memory_gib} must be above 0")
-    check_plans(plans, mesh)
-    out = recording.out
-    with clean_up_on_error(out):
-        from_process_zero(lambda: lock_run_folder(out, resume=recording.resume))  # before anything is compiled
-        programs = make_programs(plans, mesh, memory_gib=memory_gib, resumed=out if recording.resume else None)
+    programs, out = make_programs(plans, rows_at_once), recording.out
     if isinstance(console, bool):
         console = Console(quiet=not (console and is_process_zero()))
     study = Study(plans, recording, mesh=mesh, console=console, programs=programs, **options)
-    write_json(study.out / SPLIT_FILE, [[setting.values for setting in each.settings.rows] for each in programs])
     for program in programs:
         _train_program(study, program, evaluation_keys, resume=recording.resume)
     runs = {run.setting: run for run in study.runs}  # in the order of the programs
@@ -128,11 +122,31 @@ def train_grid(
     plot_axes(result, study.out / "sweep.png")
     plot(result, study.out / "learning_curves.png")
     if is_process_zero():
-        kept = {each.run.setting for each in result.ranking[:NUM_DRAWN]}
-        split_policies(study.out, programs, [plan for plan in plans if plan.setting in kept])
+        _split_policies(study, programs, {each.run.setting for each in result.ranking[:NUM_DRAWN]})
         if not (study.out / PROGRAMS / "checkpoints").exists():  # else a sweep that is resumed needs them
             shutil.rmtree(study.out / PROGRAMS / POLICIES)
     return result
+
+
+def make_programs(plans: Sequence[RunSpec], rows_at_once: int | None = None) -> list[RunSpec]:
+    """The runs that train the sweep, with a row for each seed of each plan, by whose setting it is found."""
+    keys, parts = plans[0].keys, []
+    if rows_at_once is not None and as_count("rows_at_once", rows_at_once) < len(keys):
+        raise ConfigError(f"rows_at_once={rows_at_once} is less than the {len(keys)} seeds of one setting")
+    for _, group in itertools.groupby(plans, key=lambda plan: plan.config):
+        together = list(group)
+        num_parts = -(-len(together) // (rows_at_once // len(keys))) if rows_at_once else 1
+        parts += [together[i::num_parts] for i in range(num_parts)]
+    programs = []
+    for number, part in enumerate(parts, start=1):
+        # The settings vary fastest, so that each device has rows of all of them.
+        hyperparams = jax.tree.map(
+            lambda *values: np.tile(np.array(values, np.float32), len(keys)), *(plan.hyperparams for plan in part)
+        )
+        label, rows = f"program {number}: {len(part)} × {len(keys)} seeds", [plan.setting for plan in part]
+        repeated = jnp.repeat(keys, len(part))
+        programs.append(RunSpec(label, part[0].config, hyperparams, repeated, rows=rows * len(keys)))
+    return programs
 
 
 def _train_program(study: Study, program: RunSpec, evaluation_keys: jax.Array, *, resume: bool) -> None:
@@ -150,3 +164,15 @@ def _train_program(study: Study, program: RunSpec, evaluation_keys: jax.Array, *
             logger.record(Chunk(run.result.metrics, run.result.steps, iteration=0, seconds=run.result.train_seconds))
         runs.append(run)
     study.add(*runs)
+
+
+def _split_policies(study: Study, programs: Sequence[RunSpec], settings: Collection[Setting]) -> None:
+    """Copies the rows of these settings from the policies of their programs to folders of their own."""
+    plans = {plan.setting: plan for plan in study.plans}
+    for program in programs:
+        chosen = {setting: rows for setting, rows in program.settings.rows.items() if setting in settings}
+        for which in ("final", "best") if chosen else ():
+            _, saved = read_archive(policy_file(study.out / PROGRAMS, program, which), KINDS)
+            for setting, rows in chosen.items():
+                arrays = {path: leaf[rows] for path, leaf in saved.items()}
+                write_policies(study.out, plans[setting], {which: arrays})

@@ -85,7 +85,7 @@ COMMANDS = {
     "train --out mistyped/out": "there is no folder mistyped",
     f"train --out {'x' * 300}": "File name too long",
     "train --out \udcff": "is no text in UTF-8",
-    "sweep --memory-gib nan": "--memory-gib nan is not a number above 0",
+    "sweep --rows-at-once 0": "--rows-at-once 0 is not a whole number from 1",
     "evaluate runs --out .": "--out . is a folder; name a file in it, such as results.json",
     "evaluate runs --out /proc/x.json": "--out /proc/x.json cannot be written: No such file or directory",
     "evaluate runs --env-params gravity": "'gravity': there is no '='; write NAME=NUMBER",

@@ -6,21 +6,17 @@ import json
 import jax
 import numpy as np
 import pytest
-from probes import Echo
 
-from grpo_jax import Config, Hyperparams
+from grpo_jax import Hyperparams
 from grpo_jax.algorithms import name_of
 from grpo_jax.commands import sweep, train
 from grpo_jax.commands.harness.command import join_processes, mesh_sizes
 from grpo_jax.commands.harness.study import RecordingArguments
 from grpo_jax.errors import ConfigError
-from grpo_jax.policies import MLP
 from grpo_jax.recording.checkpoint import Checkpoints
 from grpo_jax.recording.config_file import as_fields
-from grpo_jax.recording.run_folder import describe_run
-from grpo_jax.runs.run_spec import RunSpec
 from grpo_jax.runs.settings import Setting
-from grpo_jax.sweeps import programs
+from grpo_jax.sweeps.sweep import make_programs
 
 SMALL = ["--environment", "Catch-bsuite", "--algorithm", "ppo", "--num-envs", "4", "--num-steps", "16"]
 SMALL += ["--num-minibatches", "2", "--hidden-sizes", "8", "--total-steps", "200"]
@@ -96,35 +92,14 @@ def test_mistakes_in_the_flags_are_reported(flags, samples, message):
         make_grid(flags, samples)
 
 
-def test_as_many_configurations_as_fit(monkeypatch):
-    asked = []
-
-    def needed(plan, num_rows, mesh):
-        asked.append(num_rows)
-        return 100 + 10 * num_rows  # a fixed part, so that a mere share of the whole would promise too much
-
-    monkeypatch.setattr(programs, "_bytes_needed", needed)
-    plan = RunSpec("four seeds", None, None, jax.random.split(jax.random.key(0), 4))
-    assert programs.plans_at_once(plan, 8, None, available=1000) == 8 and asked == [32]
-    count = programs.plans_at_once(plan, 8, None, available=260)
-    assert 100 + 10 * 4 * count <= 260 < 100 + 10 * 4 * (count + 2)
-    with pytest.raises(ValueError, match="4 seeds of one configuration need .* use --num-seeds 2"):
-        programs.plans_at_once(plan, 8, None, available=100)
-
-
-def test_a_sweep_that_is_resumed_keeps_its_split(tmp_path, monkeypatch):
-    found = make_grid([*SMALL, "--learning-rate", "1", "2", "3", "4", "5"])
-    monkeypatch.setattr(programs, "plans_at_once", lambda *arguments: 2)
-    before = programs.make_programs(found, None)
-    split = [[setting.values for setting in program.settings.rows] for program in before]
-    assert split == [[{"learning_rate": i} for i in part] for part in ([1, 4], [2, 5], [3])]
-    (tmp_path / programs.PROGRAMS).mkdir()
-    (tmp_path / programs.SPLIT_FILE).write_text(json.dumps(split))
-    monkeypatch.setattr(programs, "plans_at_once", lambda *arguments: 5)
-    after = programs.make_programs(found, None, resumed=tmp_path)
-    assert [describe_run(program) for program in after] == [describe_run(program) for program in before]
-    other = make_grid([*SMALL, "--learning-rate", "1", "2", "3"])
-    assert len(programs.make_programs(other, None, resumed=tmp_path)) == 1, "of another sweep it says nothing"
+def test_rows_are_split_as_asked():
+    found = make_grid([*SMALL, "--learning-rate", "1", "2", "3", "4", "5"])  # of two seeds each
+    for rows_at_once, rates in ((None, [[1, 2, 3, 4, 5]]), (5, [[1, 4], [2, 5], [3]]), (2, [[1], [2], [3], [4], [5]])):
+        programs = make_programs(found, rows_at_once)
+        split = [[setting.values["learning_rate"] for setting in program.settings.rows] for program in programs]
+        assert split == rates and all(len(program.keys) == 2 * len(program.settings.rows) for program in programs)
+    with pytest.raises(ConfigError, match="rows_at_once=1 is less than the 2 seeds of one setting"):
+        make_programs(found, 1)
 
 
 def test_flags_with_several_values_by_nature_are_no_axes():
@@ -200,11 +175,10 @@ def test_a_coordinator_that_cannot_be_is_reported(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_sweep_end_to_end_in_one_program_and_in_parts(tmp_path, capsys, monkeypatch):
+def test_a_sweep_end_to_end_in_one_program_and_in_parts(tmp_path, capsys):
     flags = [*SMALL, "--learning-rate", "1e-3", "1e-2", "--clip-high", "0.1", "0.3"]
     sweep.main(sweep.Arguments(num_seeds=3, out=tmp_path / "whole"), flags)
-    monkeypatch.setattr(programs, "plans_at_once", lambda *arguments: 3)
-    sweep.main(sweep.Arguments(num_seeds=3, out=tmp_path / "parts"), flags)
+    sweep.main(sweep.Arguments(num_seeds=3, rows_at_once=10, out=tmp_path / "parts"), flags)
     alone = train.parse(train.RunFlags, [*SMALL, "--learning-rate", "1e-2", "--clip-high", "0.3"])
     train.main(train.Arguments(config=alone.config, hyperparams=alone.hyperparams, num_seeds=3, out=tmp_path / "one"))
     runs = {}
@@ -250,19 +224,8 @@ def test_a_sweep_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
             dataclasses.replace(resumed, recording=RecordingArguments(checkpoint_every=1, resume=True)),
             [*flags[:-2], "3"],
         )
-    # By the memory that it would now have, each configuration would be a program of its own.
-    monkeypatch.setattr(programs, "plans_at_once", lambda *arguments: 1)
     sweep.main(dataclasses.replace(resumed, recording=RecordingArguments(checkpoint_every=1, resume=True)), flags)
     for name in ("metrics.jsonl", "programs/metrics.jsonl"):
         assert (tmp_path / "whole" / name).read_text() == (tmp_path / "resumed" / name).read_text()
     whole, again = (json.loads((tmp_path / out / "summary.json").read_text())["runs"] for out in ("whole", "resumed"))
     assert [run["final_return"] for run in whole] == [run["final_return"] for run in again]
-
-
-@pytest.mark.slow
-def test_memory_is_analysed():
-    config = Config(environment=Echo(), algorithm="ppo", num_envs=4, num_steps=1, num_minibatches=1, network=MLP((8,)))
-    plan = RunSpec("eight seeds", config, Hyperparams(), jax.random.split(jax.random.key(0), 8))
-    few, many = (programs._bytes_needed(plan, rows, None) for rows in (8, 800))
-    assert 0 < few < many
-    assert programs.plans_at_once(plan, 100, None, available=(few + many) / 2) in range(20, 90)

@@ -117,7 +117,7 @@ def test_it_draws_a_learning_curve_for_each_setting(whole, tmp_path, monkeypatch
     assert found == [({"learning_rate": 0.01}, [0]), ({"learning_rate": 0.001}, [1])]
     drawn = []
     monkeypatch.setattr(figures, "draw_curves", lambda *arguments, **options: drawn.append(arguments))
-    figures.plot_settings("Probe", figures.ranked_settings(result), tmp_path / "file.png")
+    figures.plot_settings(figures.ranked_settings(result, "Probe"), tmp_path / "file.png")
     assert {*drawn[0][0]["Probe"]} == {*map(str, settings.rows)}
 
 

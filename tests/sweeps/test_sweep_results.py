@@ -141,7 +141,7 @@ def test_the_command_leaves_the_same_folder(found, tmp_path):
     command.main(command.Arguments(num_seeds=3, out=tmp_path / "shell"), COMMANDED)
     names = [{path.relative_to(out) for path in out.rglob("*")} for out in (found.out, tmp_path / "shell")]
     assert names[0] == names[1]
-    for name in ("metrics.jsonl", "programs/metrics.jsonl", "programs/split.json", "best.json"):
+    for name in ("metrics.jsonl", "programs/metrics.jsonl", "best.json"):
         assert (found.out / name).read_text() == (tmp_path / "shell" / name).read_text(), name
     here, there = (json.loads((out / "summary.json").read_text()) for out in (found.out, tmp_path / "shell"))
     assert here["best"] == there["best"] == found.ranking[0].values

@@ -1,4 +1,4 @@
-"""Tables and pictures of runs."""
+"""Tables of runs."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 from rich.table import Column, Table
 
-from grpo_jax.recording import Curve, bootstrap_interval, iqm, learning_curve, steps_to_reach
-from grpo_jax.recording.figures import SOLVED_AT, draw_curves
-from grpo_jax.runs.evaluations import SAMPLED
+from grpo_jax.recording import bootstrap_interval, iqm, steps_to_reach
+from grpo_jax.recording.figures import SOLVED_AT
 from grpo_jax.sweeps.runs import Run
 
 
@@ -54,24 +53,6 @@ def table(runs: list[Run], notes: Mapping[str, str]) -> Table:
         times = [f"{value:.0f} s" for value in seconds]
         rendered.add_row(str(run.setting), *return_cells(run), f"{run.steps_per_second:,.0f}", *times)
     return rendered
-
-
-def plot_curves(runs: list[Run], path: Path, over: str) -> None:
-    """One panel for each environment: IQM over seeds with its 95% band, over "episodes", or steps of that name.
-
-    Returns are those of the evaluations while training, if all runs have some.
-    """
-    evaluated = all(SAMPLED in run.result.metrics for run in runs)
-    curves: dict[str, dict[str, Curve]] = {run.environment: {} for run in runs}
-    for run in runs:
-        returns, counts = (run.result.metrics[SAMPLED], None) if evaluated else (run.returns, run.counts)
-        if not np.isnan(returns).all():
-            x = run.episodes if over == "episodes" else run.result.steps
-            curves[run.environment][str(run.setting)] = learning_curve(x, returns, counts)
-    kind = "evaluation" if evaluated else "training"
-    episodes = "completions" if over == "tokens" else "episodes"
-    what = f"{runs[0].config.env.words[0]} of {kind} {episodes}"
-    draw_curves(curves, path, over, len(runs[0].final_returns), what=what)
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

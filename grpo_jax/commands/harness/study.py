@@ -9,15 +9,15 @@ from typing import Any
 import jax
 import numpy as np
 import tyro
-from jax.sharding import Mesh
 from rich.console import Console
 
 from grpo_jax import Config, TrainState
 from grpo_jax.commands.harness.command import DeviceArguments, make_console, mesh_sizes, new_folder
-from grpo_jax.commands.harness.figures import plot_curves, table
+from grpo_jax.commands.harness.figures import table
 from grpo_jax.commands.harness.limits import Seed, Seeds
 from grpo_jax.devices.mesh import make_mesh
 from grpo_jax.errors import ConfigError
+from grpo_jax.recording.figures import plot_settings
 from grpo_jax.recording.policy_saver import FOLDER as POLICIES
 from grpo_jax.recording.run_folder import Recording
 from grpo_jax.runs.compilation_cache import keep_programs
@@ -101,30 +101,8 @@ class StudyArguments:
         return run_keys(self.seed, self.num_seeds)[1]
 
 
-def check_flags(arguments: StudyArguments) -> Mesh | None:
-    """The mesh of the flags; raises ConfigError if they contradict each other, before anything is written."""
-    if arguments.recording.resume and arguments.out is None:
-        raise ConfigError("--resume needs the folder of the run; name it with --out")
-    out = arguments.out
-    if out is not None and not (out.parent.exists() or out.parent == new_folder("").parent):
-        raise ConfigError(f"--out {out}: there is no folder {out.parent}; correct the path, or make that folder first")
-    arguments.recording.check()
-    arguments.evaluation.make()
-    sizes = arguments.devices.mesh
-    return make_mesh(**mesh_sizes(sizes, "--mesh")) if sizes else None
-
-
 class CommandStudy(study.Study):
-    """The runs of one command.
-
-    All plans are checked before the folder is created, so that a mistake costs nothing.
-
-    Args:
-      name: name of the folder, if the arguments have none.
-      plans: the runs.
-      arguments: flags of the command line.
-      score: the score of trained policies.
-    """
+    """The runs of one command, by its flags; `name` is that of the folder, if the flags have none."""
 
     def __init__(self, name: str, plans: list[RunSpec], arguments: StudyArguments, *, score: Score = SAMPLED_RETURN):
         self._arguments = arguments
@@ -152,13 +130,14 @@ class CommandStudy(study.Study):
             self.add(run._replace(result=run.result._replace(states=None)))
         return trained
 
-    def finish(self, *, over: str | None = None, notes: Mapping[str, str] | None = None) -> None:
-        """Draws learning_curves.png (over "episodes", by default over steps) and prints the tables.
+    def finish(self, *, notes: Mapping[str, str] | None = None) -> None:
+        """Draws learning_curves.png and prints the tables.
 
         `notes` on some runs, by their labels, are printed below the tables.
         """
         env = self.runs[0].config.env
-        plot_curves(self.runs, self.out / "learning_curves.png", over or env.step_word)
+        blocks = {run.setting: run.result for run in self.runs}
+        plot_settings(blocks, self.out / "learning_curves.png", over=env.step_word, score=env.words[0])
         for environment in dict.fromkeys(run.environment for run in self.runs):
             self.console.print(table([run for run in self.runs if run.environment == environment], notes or {}))
         seeds = f"IQM and 95% interval over {self._arguments.num_seeds} seeds, {self._score.caption}"
@@ -168,18 +147,24 @@ class CommandStudy(study.Study):
 
 def study_options(name: str, arguments: StudyArguments) -> dict[str, Any]:
     """The arguments of `study.Study` from the flags; raises ConfigError if they contradict each other."""
-    mesh = check_flags(arguments)
+    out, sizes = arguments.out, arguments.devices.mesh
+    if arguments.recording.resume and out is None:
+        raise ConfigError("--resume needs the folder of the run; name it with --out")
+    if out is not None and not (out.parent.exists() or out.parent == new_folder("").parent):
+        raise ConfigError(f"--out {out}: there is no folder {out.parent}; correct the path, or make that folder first")
+    arguments.recording.check()
+    options = {
+        "recording": dataclasses.replace(arguments.recording, out=out or new_folder(name)),
+        "evaluate": arguments.evaluation.make(),
+        "mesh": make_mesh(**mesh_sizes(sizes, "--mesh")) if sizes else None,
+        "console": make_console(quiet=not is_process_zero()),
+        "compilation_cache": arguments.compilation_cache,
+    }
     if arguments.compilation_cache:
         keep_programs()
     else:  # also for a warm start, before the run
         jax.config.update("jax_enable_compilation_cache", False)
-    return {
-        "recording": dataclasses.replace(arguments.recording, out=arguments.out or new_folder(name)),
-        "evaluate": arguments.evaluation.make(),
-        "mesh": mesh,
-        "console": make_console(quiet=not is_process_zero()),
-        "compilation_cache": arguments.compilation_cache,
-    }
+    return options
 
 
 def print_files(console: Console, out: Path, *names: str) -> None:
