@@ -34,7 +34,7 @@ def folders(tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     write_run(one, returns=[[0.0, None], [0.5, 0.1], [0.6, 0.2]], finals=[0.5, 0.25])
     write_run(two, returns=[[0.0, 0.0], [0.5, 0.5], [0.9, 0.9]], finals=[0.75, 0.5], label="ppo")
-    write_run(two, returns=[[0.0, 0.0], [0.5, 0.5], [0.9, 0.8]], label="rloo")
+    write_run(two, returns=[[0.0, 0.0], [0.5, 0.5], [0.9, 0.8]], label="rloo on a, b")
     return one, two
 
 
@@ -46,7 +46,7 @@ def test_runs_are_read_with_what_is_missing_and_still_being_written(folders):
     np.testing.assert_array_equal(run.values, np.float32([[0.0, np.nan], [0.5, 0.1], [0.6, 0.2]]))
     assert run.steps[:, 0].tolist() == [100, 200, 300]
     labels = [run.label for run in plot.read_all(folders, "loss/policy")]
-    assert labels == ["one", "two: ppo", "two: rloo"]
+    assert labels == ["one", "two: ppo", "two: rloo on a, b"]
 
 
 def test_folders_of_one_name_get_different_labels(tmp_path):

@@ -204,9 +204,9 @@ def test_mistakes_are_reported_before_a_folder_is_made(configs, values, message,
 def test_several_configs_and_their_fields_are_axes():
     from grpo_jax.sweeps.grid import make_bases, make_grid
 
-    configs = {"small": CONFIG, "large": parse(RunFlags, [*FLAGS, "--hidden-sizes", "16"]).config}
+    configs = {"small": CONFIG, "large on b, c=1": parse(RunFlags, [*FLAGS, "--hidden-sizes", "16"]).config}
     values = {"num_epochs": [1, 2], "learning_rate": np.float32([1e-3, 3e-4]), "discount": (0.5,)}
     plans = make_grid(*make_bases(configs, values, Hyperparams(), run_keys(0, 2)[0]))
-    assert len(plans) == 8 and plans[-1].label == {"config": "large", "num_epochs": 2, "learning_rate": 3e-4}
-    assert str(plans[-1].setting) == "large, num_epochs=2, learning_rate=0.0003"
+    assert len(plans) == 8 and plans[-1].label == {"config": "large on b, c=1", "num_epochs": 2, "learning_rate": 3e-4}
+    assert str(plans[-1].setting) == "large on b, c=1, num_epochs=2, learning_rate=0.0003"
     assert plans[-1].config.num_epochs == 2 and plans[-1].hyperparams.discount == 0.5
