@@ -12,10 +12,10 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from grpo_jax import Config, TrainState, objectives
+from grpo_jax import FRESH, Config, TrainState, objectives, with_reference
 from grpo_jax.algorithms import by_name
 from grpo_jax.commands.harness.command import command, need_one_process
-from grpo_jax.commands.harness.language_training import params_from_warm_start, prompted
+from grpo_jax.commands.harness.language_training import params_from_warm_start
 from grpo_jax.commands.harness.limits import Seeds, Share, Steps
 from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.commands.harness.settings import split_fields, tuned_settings
@@ -69,9 +69,11 @@ def make_plan(
     """A run with the tuned settings but for some changes; rollouts begin with a prompt."""
     environment = f"tokens:{arguments.task}"
     static, traced = split_fields(environment, tuned_settings(environment, algorithm) | changes)
-    config = Config(
-        environment=task or environment, algorithm=prompted(by_name(algorithm)._replace(**dict(slots))), **static
-    )
+    found = by_name(algorithm)._replace(start=FRESH, **dict(slots))
+    has_values = found.critic is not None or found.baseline is not None or found.num_branches
+    if objectives.kl_to_behaviour in found.penalties or has_values:  # not DAPO's and others by design without KL
+        found = with_reference(found)
+    config = Config(environment=task or environment, algorithm=found, **static)
     traced["total_steps"] = arguments.chosen.total_steps
     hyperparams = without_unread(config, config.hyperparams_class(**traced), traced.keys() - changes.keys())
     return RunSpec(label, config, hyperparams, arguments.training_keys)
