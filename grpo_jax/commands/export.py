@@ -16,7 +16,7 @@ from grpo_jax.commands.harness.command import command, make_console
 from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.commands.harness.trained import PolicyArguments
 from grpo_jax.errors import ConfigError
-from grpo_jax.evaluation.actions import choose_actions
+from grpo_jax.evaluation.episodes import choose_actions
 from grpo_jax.recording.files import check_place, new_files, write_arrays, write_json
 from grpo_jax.recording.policy_saver import policy_arrays
 from grpo_jax.runs.run_spec import versions

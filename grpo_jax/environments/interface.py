@@ -13,8 +13,8 @@ from typing import Any
 import jax
 
 from grpo_jax.environments.casting import as_values
-from grpo_jax.environments.parameters import LIMIT, cast_parameter
-from grpo_jax.errors import ConfigError, first_line, nearest
+from grpo_jax.environments.parameters import LIMIT, cast_parameters
+from grpo_jax.errors import ConfigError, first_line
 from grpo_jax.types import PyTree
 
 _PARTS = ("default_params", "action_space", "reset_env", "step_env", "is_truncated")
@@ -38,17 +38,13 @@ def overridden_params(env: Any, overrides: Mapping[str, Any]) -> Any:
             f"environment={env!r} does not have gymnax's interface: it lacks {', '.join(missing)}; use a name such as "
             "'CartPole-v1', or an object with the interface that `grpo-jax docs environments` describes"
         )
-    params = env.default_params
-    fields = {field.name for field in dataclasses.fields(params)} if dataclasses.is_dataclass(params) else set()
-    if LIMIT not in fields:
-        raise ConfigError(f"default_params of {env_name(env)!r} must be a dataclass with a field {LIMIT}")
-    for field in overrides:
-        if field not in fields:
-            raise ConfigError(f"environment {env_name(env)!r} has no parameter {field!r}: {nearest(field, fields)}")
+    params, name = env.default_params, env_name(env)
+    fields = dataclasses.fields(params) if dataclasses.is_dataclass(params) else ()
+    defaults = {field.name: getattr(params, field.name) for field in fields}
+    if LIMIT not in defaults:
+        raise ConfigError(f"default_params of {name!r} must be a dataclass with a field {LIMIT}")
     with jax.ensure_compile_time_eval():  # a cached environment must hold no tracer
-        return dataclasses.replace(
-            params, **{k: cast_parameter(v, getattr(params, k), k) for k, v in overrides.items()}
-        )
+        return dataclasses.replace(params, **cast_parameters(overrides, defaults, name))
 
 
 class Whole:

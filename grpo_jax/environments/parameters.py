@@ -26,6 +26,25 @@ class TimeLimit:
     max_steps_in_episode: int
 
 
+@struct.dataclass
+class TimedState:
+    """The state of an environment that does not count its own steps, and their number."""
+
+    inner: Any
+    time: int
+
+
+class Timed:
+    """Base class of environments with a `TimedState`, around those of other packages."""
+
+    def __init__(self, inner: Any, max_steps: int):
+        self.inner, self.default_params = inner, TimeLimit(max_steps)
+
+    def is_truncated(self, state, params):
+        """At the time limit."""
+        return state.time >= params.max_steps_in_episode
+
+
 def static_parameters(env_params: Any) -> tuple[tuple[str, Any], ...]:
     """Values for an environment's parameters as a `Config` keeps them: hashable, sorted by name, an array as tuples.
 
@@ -47,6 +66,14 @@ def static_parameters(env_params: Any) -> tuple[tuple[str, Any], ...]:
             f"{{'max_steps_in_episode': 200}} ({error})"
         ) from error
     return static
+
+
+def cast_parameters(values: Mapping[str, Any], defaults: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The values of an environment's parameters with the types of their defaults."""
+    for field in values:
+        if field not in defaults:
+            raise ConfigError(f"environment {name!r} has no parameter {field!r}: {nearest(field, defaults)}")
+    return {field: cast_parameter(value, defaults[field], field) for field, value in values.items()}
 
 
 def cast_parameter(value: Any, default: Any, field: str) -> Any:

@@ -1,4 +1,4 @@
-"""Whole episodes under fixed parameters."""
+"""Whole episodes under fixed parameters, and actions for observations from anywhere."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -12,6 +12,7 @@ from grpo_jax.environments import EnvParams, group_parameters
 from grpo_jax.environments.frame_stack import unstacked_state
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.policies.normalization import Normalizer
+from grpo_jax.policies.sampling import apply_sampling_mask
 from grpo_jax.rollouts.outcomes import outcome_return
 from grpo_jax.rollouts.resets import advance_where
 from grpo_jax.rollouts.rollout import Simulator
@@ -142,3 +143,31 @@ def _environment_params(
     environment_params = jax.tree.map(lambda leaf: leaf[which], state.rollout.environment_params)
     replaced = group_parameters(config.env, env_params, num_episodes, 1)
     return environment_params | {name: replaced[name] for name in env_params or {}}
+
+
+def choose_actions(
+    config: Config,
+    params: PyTree,
+    normalizer: Normalizer,
+    hyperparams: Hyperparams,
+    observation: PyTree,
+    carry: PyTree,
+    key: jax.Array | None = None,
+    action_mask: jax.Array | None = None,
+) -> tuple[jax.Array, PyTree]:
+    """Actions for `N` observations, both as the environment gives and takes them, and the policy's next carry. Pure.
+
+    Args:
+      config: the run that the policy comes from.
+      params, normalizer, hyperparams: of one row of it.
+      observation, carry: each leaf `[N, ...]`.
+      key: of samples; None takes the most probable actions, or for squashed actions the medians.
+      action_mask: bool `[N, num_actions]`, the legal actions; None if all are.
+    """
+    policy = behaviour_policy(config, normalizer, hyperparams)
+    codec = config.env.codec
+    parameters, _, carry = policy.step(params, jax.vmap(codec.encode)(observation), carry)
+    parameters, _ = apply_sampling_mask(policy, parameters, action_mask)
+    distribution = policy.distribution
+    action = distribution.mode(parameters) if key is None else distribution.sample(parameters, key)
+    return jax.vmap(codec.decode)(distribution.to_environment(action)), carry

@@ -16,7 +16,7 @@ from grpo_jax.config import Config, kept_with
 from grpo_jax.environments import row_parameters
 from grpo_jax.environments.casting import exact_leaves
 from grpo_jax.errors import ConfigError, describe_arrays
-from grpo_jax.evaluation.actions import choose_actions
+from grpo_jax.evaluation.episodes import choose_actions
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.policies.normalization import Normalizer
 from grpo_jax.recording.config_file import FIELDS, from_json

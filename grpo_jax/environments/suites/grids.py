@@ -10,9 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax.environments.parameters import TimeLimit
+from grpo_jax.environments.parameters import Timed, TimedState, TimeLimit
 from grpo_jax.environments.spaces import Discrete
-from grpo_jax.environments.suites.common import Timed, TimedState
 from grpo_jax.errors import ConfigError, nearest
 
 SIZES = 11, 6, 4

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from grpo_jax.environments.parameters import Timed, TimedState
 from grpo_jax.environments.spaces import Discrete
-from grpo_jax.environments.suites.common import Timed, TimedState
 from grpo_jax.errors import ConfigError
 
 LIMITS = {"BinPack-v2": 20, "FlatPack-v0": 25, "Game2048-v1": 2000, "GraphColoring-v1": 20, "Minesweeper-v0": 90}

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from grpo_jax.environments.parameters import Timed, TimedState
 from grpo_jax.environments.spaces import Discrete
-from grpo_jax.environments.suites.common import Timed, TimedState
 from grpo_jax.errors import ConfigError
 
 LIMITS = {"tic_tac_toe": 5, "connect_four": 21, "go_9x9": 81, "go_19x19": 361, "hex": 62, "othello": 60}

@@ -11,9 +11,8 @@ import numpy as np
 
 from grpo_jax.environments.door import from_gymnax
 from grpo_jax.environments.environment import Environment
-from grpo_jax.environments.parameters import LIMIT, as_dtype
+from grpo_jax.environments.parameters import LIMIT, Timed, TimedState, as_dtype
 from grpo_jax.environments.spaces import Box
-from grpo_jax.environments.suites.common import Timed, TimedState
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.types import PyTree
 

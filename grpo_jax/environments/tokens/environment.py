@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax.environments.environment import Environment, threefry, transition
-from grpo_jax.environments.parameters import cast_parameter
+from grpo_jax.environments.parameters import cast_parameters
 from grpo_jax.environments.spaces import Discrete
 from grpo_jax.environments.tokens.rewards import ACCURACY
 from grpo_jax.environments.tokens.task import ASK, END, PAD, Problem, Reward, Task, Tokens
-from grpo_jax.errors import ConfigError, nearest
+from grpo_jax.errors import ConfigError
 from grpo_jax.types import RewardParts
 
 HELD_OUT_FRACTION = 0.1
@@ -108,13 +108,8 @@ def _parameters(name: str, rewards: tuple[Reward, ...], overrides: Mapping[str, 
     params = {"held_out": np.int32(0)} | {reward.name: np.float32(reward.weight) for reward in rewards}
     if len(params) != 1 + len(rewards):
         raise ConfigError(f"rewards of {name!r} must differ in their names, which are the names of their weights")
-    for override in overrides:
-        if override not in params:
-            raise ConfigError(f"environment {name!r} has no parameter {override!r}: {nearest(override, params)}")
-    values = {
-        name: cast_parameter(overrides.get(name, default), default.item(), name) for name, default in params.items()
-    }
-    return {name: np.asarray(value, params[name].dtype) for name, value in values.items()}
+    values = cast_parameters(overrides, {each: default.item() for each, default in params.items()}, name)
+    return {each: np.asarray(values.get(each, default), default.dtype) for each, default in params.items()}
 
 
 def _draw(draw: Callable, is_held_out: Callable, key: jax.Array, held_out: jax.Array) -> Problem:
