@@ -17,8 +17,7 @@ from grpo_jax.commands.harness.study import CommandStudy, StudyArguments
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording import Curve, learning_curve
 from grpo_jax.recording.figures import draw_curves
-from grpo_jax.runs.run_spec import RunSpec, hardware
-from grpo_jax.runs.settings import folder_name
+from grpo_jax.runs.run_spec import RunSpec, folder_name, hardware
 from grpo_jax.sweeps.runs import Run, Score, sampled_return, score_summary
 
 from .summaries import SUMMARY, TABLE, read_results, write_results

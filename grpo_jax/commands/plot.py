@@ -20,7 +20,7 @@ from grpo_jax.recording.files import check_fields, check_place, read_as
 from grpo_jax.recording.folder_lock import SUMMARY_FILE
 from grpo_jax.recording.metrics_file import METRICS_FILE, VALUES, as_setting, read_metrics, read_settings
 from grpo_jax.recording.statistics import describe_seeds
-from grpo_jax.runs.settings import Setting
+from grpo_jax.runs.run_spec import Setting
 
 PICTURE = "comparison.png"
 

@@ -20,8 +20,7 @@ from grpo_jax.commands.harness.study import StudyArguments, print_files, study_o
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.figures import NUM_DRAWN
 from grpo_jax.recording.statistics import describe_seeds
-from grpo_jax.runs.run_spec import RunSpec
-from grpo_jax.runs.settings import format_value
+from grpo_jax.runs.run_spec import RunSpec, format_value
 from grpo_jax.sweeps import SweepResult
 from grpo_jax.sweeps.grid import as_numbers, make_grid
 from grpo_jax.sweeps.sweep import train_grid

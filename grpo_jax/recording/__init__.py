@@ -18,8 +18,7 @@ from grpo_jax.recording.statistics import (
 from grpo_jax.recording.trackers import TensorBoard, Tracker, WeightsAndBiases
 from grpo_jax.recording.trained_policy import TrainedPolicy, load
 from grpo_jax.recording.training_warnings import TrainingWarnings
-from grpo_jax.runs.run_spec import RunSpec
-from grpo_jax.runs.settings import Setting, Settings, settings_of
+from grpo_jax.runs.run_spec import RunSpec, Setting, Settings, settings_of
 
 __all__ = [
     "Curve",

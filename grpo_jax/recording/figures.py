@@ -15,7 +15,7 @@ from grpo_jax.recording.statistics import Curve, describe_seeds, learning_curve
 from grpo_jax.runs.evaluations import SAMPLED
 from grpo_jax.runs.progress import Chunk
 from grpo_jax.runs.result import RunResult
-from grpo_jax.runs.settings import Setting
+from grpo_jax.runs.run_spec import Setting
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,7 +9,7 @@ import numpy as np
 
 from grpo_jax.recording.files import as_numbers, fits, json_lines, plain, write_text
 from grpo_jax.runs.progress import Chunk
-from grpo_jax.runs.settings import Setting, Settings, Value, grouped
+from grpo_jax.runs.run_spec import Setting, Settings, Value, grouped
 
 METRICS_FILE = "metrics.jsonl"
 PREFIX = "setting/"

@@ -17,8 +17,7 @@ from grpo_jax.recording.trackers import Guarded, Tracker
 from grpo_jax.recording.training_warnings import TrainingWarnings, list_rows
 from grpo_jax.runs.evaluations import GREEDY, SAMPLED
 from grpo_jax.runs.progress import Chunk
-from grpo_jax.runs.run_spec import RunSpec
-from grpo_jax.runs.settings import Setting
+from grpo_jax.runs.run_spec import RunSpec, Setting
 from grpo_jax.training.budget import most_steps
 
 LONGEST_SILENCE = 10.0

@@ -12,8 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from grpo_jax.recording.run_folder import check_installed, describe_run
-from grpo_jax.runs.run_spec import RunSpec
-from grpo_jax.runs.settings import Settings, folder_name
+from grpo_jax.runs.run_spec import RunSpec, Settings, folder_name
 
 QUARTILES = {"": 0.5, "_q25": 0.25, "_q75": 0.75}
 """The quantile of each suffix of a metric's name."""

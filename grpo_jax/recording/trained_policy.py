@@ -23,7 +23,7 @@ from grpo_jax.recording.config_file import FIELDS, from_json
 from grpo_jax.recording.files import Arrays, as_numbers, as_path, read_archive
 from grpo_jax.recording.metrics_file import as_setting
 from grpo_jax.recording.policy_saver import KINDS, find_run
-from grpo_jax.runs.settings import Settings, setting_columns, settings_of
+from grpo_jax.runs.run_spec import Settings, setting_columns, settings_of
 from grpo_jax.training.train import make_init
 from grpo_jax.types import PyTree, TrainState, by_path
 

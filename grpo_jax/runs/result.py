@@ -8,7 +8,7 @@ import numpy as np
 from grpo_jax.errors import ConfigError
 from grpo_jax.runs.evaluations import Evaluations
 from grpo_jax.runs.progress import Chunk
-from grpo_jax.runs.settings import Setting, Settings
+from grpo_jax.runs.run_spec import Setting, Settings
 from grpo_jax.types import TrainState
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from grpo_jax.runs.progress import (
     without_padding,
 )
 from grpo_jax.runs.result import RunResult, joined
-from grpo_jax.runs.settings import setting_columns, settings_of
+from grpo_jax.runs.run_spec import setting_columns, settings_of
 from grpo_jax.training import budget
 from grpo_jax.training.checks import (
     check_mesh,

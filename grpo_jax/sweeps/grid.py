@@ -12,8 +12,7 @@ import numpy as np
 from grpo_jax.config import Config
 from grpo_jax.errors import OTHER_WORDS, ConfigError, nearest
 from grpo_jax.hyperparams import Hyperparams, completed
-from grpo_jax.runs.run_spec import RunSpec
-from grpo_jax.runs.settings import CONFIG, Value, as_value, format_value
+from grpo_jax.runs.run_spec import CONFIG, RunSpec, Value, as_value, format_value
 
 
 def make_grid(

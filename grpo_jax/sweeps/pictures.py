@@ -10,7 +10,7 @@ from grpo_jax.recording.figures import legend_below, panels, plot_settings, rank
 from grpo_jax.recording.files import as_path
 from grpo_jax.recording.statistics import describe_seeds
 from grpo_jax.runs.result import RunResult
-from grpo_jax.runs.settings import NAME, Setting, Value, format_value
+from grpo_jax.runs.run_spec import NAME, Setting, Value, format_value
 from grpo_jax.sweeps.result import SweepResult, SweptSetting
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.recording import TrainedPolicy, bootstrap_interval, iqm, load
 from grpo_jax.recording.statistics import describe_seeds
 from grpo_jax.runs.result import RunResult, as_dataframe, stacked
-from grpo_jax.runs.settings import Setting, Value
+from grpo_jax.runs.run_spec import Setting, Value
 from grpo_jax.sweeps.runs import Run
 
 if TYPE_CHECKING:

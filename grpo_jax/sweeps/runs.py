@@ -14,7 +14,7 @@ from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.recording import bootstrap_interval, iqm
 from grpo_jax.recording.config_file import config_fields
 from grpo_jax.runs.result import RunResult, columns_of
-from grpo_jax.runs.settings import Setting
+from grpo_jax.runs.run_spec import Setting
 from grpo_jax.types import TrainState
 
 

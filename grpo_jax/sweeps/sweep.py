@@ -25,8 +25,7 @@ from grpo_jax.recording.recorder import NO_ITERATIONS, as_recording
 from grpo_jax.recording.run_folder import Recording
 from grpo_jax.runs.processes import is_process_zero
 from grpo_jax.runs.progress import Chunk
-from grpo_jax.runs.run_spec import RunSpec
-from grpo_jax.runs.settings import Setting
+from grpo_jax.runs.run_spec import RunSpec, Setting
 from grpo_jax.sweeps.grid import make_bases, make_grid
 from grpo_jax.sweeps.pictures import plot, plot_axes
 from grpo_jax.sweeps.result import SweepResult, swept

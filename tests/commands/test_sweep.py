@@ -15,7 +15,7 @@ from grpo_jax.commands.harness.study import RecordingArguments
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.checkpoint import Checkpoints
 from grpo_jax.recording.config_file import as_fields
-from grpo_jax.runs.settings import Setting
+from grpo_jax.runs.run_spec import Setting
 from grpo_jax.sweeps.sweep import make_programs
 
 SMALL = ["--environment", "Catch-bsuite", "--algorithm", "ppo", "--num-envs", "4", "--num-steps", "16"]

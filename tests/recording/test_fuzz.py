@@ -22,7 +22,7 @@ from grpo_jax.policies import MLP
 from grpo_jax.recording.checkpoint import Checkpoints, check_same_run
 from grpo_jax.recording.metrics_file import read_metrics, read_settings, truncate_metrics
 from grpo_jax.runs.progress import initial_progress
-from grpo_jax.runs.settings import Setting
+from grpo_jax.runs.run_spec import Setting
 
 CATCH = Config(
     environment="Catch-bsuite", algorithm="ppo", num_envs=2, num_steps=2, num_minibatches=1, network=MLP((2,))

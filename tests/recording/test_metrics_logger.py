@@ -16,8 +16,7 @@ from grpo_jax.policies import MLP
 from grpo_jax.recording.files import write_json
 from grpo_jax.recording.folder_lock import StopSignal
 from grpo_jax.recording.metrics_logger import MetricsLogger
-from grpo_jax.runs.run_spec import RunSpec
-from grpo_jax.runs.settings import Setting
+from grpo_jax.runs.run_spec import RunSpec, Setting
 
 
 class Chunk(NamedTuple):

@@ -19,8 +19,7 @@ from grpo_jax.recording.metrics_file import read_metrics, read_settings
 from grpo_jax.recording.metrics_logger import MetricsLogger
 from grpo_jax.recording.training_warnings import TrainingWarnings
 from grpo_jax.runs.progress import Chunk
-from grpo_jax.runs.run_spec import RunSpec
-from grpo_jax.runs.settings import Setting, as_value, format_value, setting_columns, settings_of
+from grpo_jax.runs.run_spec import RunSpec, Setting, as_value, format_value, setting_columns, settings_of
 
 SIZES = {"num_envs": 4, "num_steps": 8, "num_epochs": 1, "num_minibatches": 1, "network": MLP((4,))}
 CONFIG = Config(environment=Probe(), algorithm="ppo", **SIZES)

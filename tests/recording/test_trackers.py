@@ -17,8 +17,7 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.policies import MLP
 from grpo_jax.recording.run_folder import Recording
 from grpo_jax.recording.trackers import Guarded, TensorBoard, WeightsAndBiases, log_table, over_seeds
-from grpo_jax.runs.run_spec import RunSpec
-from grpo_jax.runs.settings import Setting, settings_of
+from grpo_jax.runs.run_spec import RunSpec, Setting, settings_of
 
 CONFIG = Config(Probe(), "ppo", num_envs=4, num_steps=8, num_epochs=1, num_minibatches=1, network=MLP((4,)))
 KEYS = jax.random.split(jax.random.key(0), 4)

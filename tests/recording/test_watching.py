@@ -11,7 +11,7 @@ from grpo_jax.environments.spaces import Box, Discrete, MultiDiscrete
 from grpo_jax.recording.metrics_file import read_metrics, truncate_metrics
 from grpo_jax.recording.training_warnings import DEAD_ITERATIONS, TrainingWarnings
 from grpo_jax.runs.memory import advice
-from grpo_jax.runs.settings import Setting
+from grpo_jax.runs.run_spec import Setting
 
 
 def watched(space, **columns):

@@ -16,7 +16,7 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.recording.figures import differing
 from grpo_jax.recording.statistics import describe_seeds
 from grpo_jax.runs.result import RunResult
-from grpo_jax.runs.settings import Setting, settings_of
+from grpo_jax.runs.run_spec import Setting, settings_of
 from grpo_jax.sweeps import SweepResult
 from grpo_jax.sweeps.pictures import plot_axes
 from grpo_jax.sweeps.result import swept
