@@ -6,8 +6,6 @@ import json
 import logging
 import math
 import os
-import random
-import shutil
 import types
 import zlib
 
@@ -65,26 +63,26 @@ def progress(iteration):
     )
 
 
-def saved_at(path, iterations):
-    with Checkpoints(path, DESCRIPTION) as checkpoints:
+def save(path, iterations, description=DESCRIPTION):
+    """Saves, and returns the iterations in the folder."""
+    with Checkpoints(path, description) as checkpoints:
         for iteration in iterations:
             checkpoints.save(progress(iteration))
     return sorted(int(folder.name) for folder in path.iterdir() if folder.name.isdigit())
 
 
-def saved_in(checkpoints):
-    """A callback that saves."""
-    return lambda progress, chunk: checkpoints.save(progress)
+def save_one(checkpoints, progress, chunk):
+    checkpoints.save(progress)
 
 
-def restored(path, **arguments):
-    with Checkpoints(path, DESCRIPTION) as checkpoints:
-        return checkpoints.restore(jax.eval_shape(state), **arguments)
+def restored(path, like=state, given=None, checksums=None, **arguments):
+    with Checkpoints(path, DESCRIPTION, given=checksums) as checkpoints:
+        return checkpoints.restore(jax.eval_shape(like), given=given, **arguments)
 
 
 def test_what_is_read_is_what_was_saved(tmp_path):
     assert restored(tmp_path) is None
-    saved_at(tmp_path, [3])
+    save(tmp_path, [3])
     found, expected = restored(tmp_path), progress(3)
     assert bits(found.states) == bits(expected.states)
     assert jax.tree.structure(found.states) == jax.tree.structure(expected.states)
@@ -94,50 +92,32 @@ def test_what_is_read_is_what_was_saved(tmp_path):
 
 def test_what_was_given_is_not_saved_until_it_changes(tmp_path):
     kernel = np.random.default_rng(0).normal(size=(3, 300, 300)).astype(np.float32)  # 1.08 MB
-    states = state() | {"params": {"kernel": jnp.asarray(kernel), "bias": jnp.zeros((3, 2))}}
-    given = {"params/kernel": kernel}
-    like = jax.eval_shape(lambda: states)
-
-    def opened(given):
-        checksums = {path: zlib.crc32(leaf) for path, leaf in given.items()}
-        return Checkpoints(tmp_path, DESCRIPTION, given=checksums)
-
-    def size(iteration):
-        return sum(path.stat().st_size for path in (tmp_path / str(iteration)).rglob("*") if path.is_file())
-
-    with opened(given) as checkpoints:
-        checkpoints.save(initial_progress(states, 3)._replace(iteration=1))
-    assert size(1) < 1e5
-    with opened(given) as checkpoints:
-        assert bits(checkpoints.restore(like, given=given).states) == bits(states)
-    other = {"params/kernel": kernel + 1}
-    with (
-        opened(other) as checkpoints,
-        pytest.raises(ConfigError, match=r"frozen weights are not .* \(params/kernel, 1 in all\)"),
-    ):
-        checkpoints.restore(like, given=other)
-    changed = states | {"params": states["params"] | {"kernel": jnp.asarray(kernel * 2)}}
-    with opened(given) as checkpoints:
-        checkpoints.save(initial_progress(changed, 3)._replace(iteration=2))
-    assert size(2) > 1e6
-    with opened(given) as checkpoints:
-        assert bits(checkpoints.restore(like, given=given).states) == bits(changed)
+    checksums = {"params/kernel": zlib.crc32(kernel)}
+    sizes = []
+    for iteration, scale in enumerate((1, 2)):
+        states = state() | {"params": {"kernel": jnp.asarray(kernel * scale), "bias": jnp.zeros((3, 2))}}
+        with Checkpoints(tmp_path, DESCRIPTION, given=checksums) as checkpoints:
+            checkpoints.save(initial_progress(states, 3)._replace(iteration=iteration))
+        sizes.append(sum(path.stat().st_size for path in (tmp_path / str(iteration)).rglob("*") if path.is_file()))
+        like, given = functools.partial(dict, states), {"params/kernel": kernel}
+        assert bits(restored(tmp_path, like, given, checksums).states) == bits(states)
+    assert sizes[0] < 1e5 and sizes[1] > 1e6
+    with pytest.raises(ConfigError, match=r"frozen weights are not .* \(params/kernel, 1 in all\)"):
+        restored(tmp_path, like, {"params/kernel": kernel + 1}, {"params/kernel": 1}, at_most=0)
 
 
 def test_the_latest_are_kept(tmp_path):
-    assert saved_at(tmp_path, range(5)) == [3, 4] and KEPT == 2
-    assert saved_at(tmp_path, [5]) == [4, 5], "of those of an earlier process"
+    assert save(tmp_path, range(5)) == [3, 4] and KEPT == 2
+    assert save(tmp_path, [5]) == [4, 5], "of those of an earlier process"
 
 
 def test_buffers_may_be_donated_while_it_writes(tmp_path):
-    overwrite = jax.jit(lambda x: x * 0 - 1, donate_argnums=0)
+    states = state(4.0) | {"params": {"kernel": jnp.full((3, 512, 512), 4.0)}}
     with Checkpoints(tmp_path, DESCRIPTION) as checkpoints:
-        states = state(4.0) | {"params": {"kernel": jnp.full((3, 512, 512), 4.0)}}
         checkpoints.save(initial_progress(states, 3)._replace(iteration=4))
-        after = overwrite(states["params"]["kernel"]).block_until_ready()
+        after = jax.jit(lambda x: x * 0 - 1, donate_argnums=0)(states["params"]["kernel"]).block_until_ready()
         assert states["params"]["kernel"].is_deleted() and (after == -1).all()
-    with Checkpoints(tmp_path, DESCRIPTION) as checkpoints:
-        found = checkpoints.restore(jax.eval_shape(lambda: state() | {"params": {"kernel": jnp.zeros((3, 512, 512))}}))
+    found = restored(tmp_path, lambda: state() | {"params": {"kernel": jnp.zeros((3, 512, 512))}})
     assert (found.states["params"]["kernel"] == 4).all()
 
 
@@ -155,41 +135,23 @@ def damage(checkpoint, how):
 
 @pytest.mark.parametrize("how", ["half of the data", "no data", "half of the metadata"])
 def test_a_damaged_one_is_passed_over(how, tmp_path, caplog):
-    saved_at(tmp_path, [1, 2, 3])
+    save(tmp_path, [1, 2, 3])
     damage(tmp_path / "3", how)
     with caplog.at_level(logging.WARNING, "grpo_jax.recording.checkpoint"):
         check_same_run(tmp_path, DESCRIPTION)
         found = restored(tmp_path)
     assert found.iteration == 2 and bits(found.states) == bits(progress(2).states)
     assert "checkpoint of iteration 3 is damaged" in caplog.text
-    assert 3 in saved_at(tmp_path, [3]), "its number is free again"
+    assert 3 in save(tmp_path, [3]), "its number is free again"
 
 
 def test_if_none_can_be_read_all_are_left_alone(tmp_path):
-    saved_at(tmp_path, [1, 2])
+    save(tmp_path, [1, 2])
     for step in "12":
         damage(tmp_path / step, "half of the data")
     with pytest.raises(ConfigError, match="none of the checkpoints.*can be used.*another folder"):
         restored(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"1", "2"}
-
-
-def test_no_flipped_bit_becomes_another_number(tmp_path):
-    """In any file of a checkpoint; what is noticed is passed over."""
-    saved_at(tmp_path / "whole", [1])
-    draw, noticed = random.Random(0), 0
-    files = sorted(path.relative_to(tmp_path / "whole") for path in (tmp_path / "whole").rglob("*") if path.is_file())
-    for i, path in enumerate(files * 3):
-        copy = shutil.copytree(tmp_path / "whole", tmp_path / str(i))
-        content = bytearray((copy / path).read_bytes())
-        content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
-        (copy / path).write_bytes(content)
-        try:
-            found = restored(copy)
-            assert bits(found.states) == bits(progress(1).states) and found.steps.tolist() == [2**40 + 1, 1, 2], path
-        except ConfigError:
-            noticed += 1
-    assert noticed >= 9
 
 
 FULL = rf"^a checkpoint cannot be written to .*run: {os.strerror(errno.ENOSPC)}\. Make room.*--resume\)$"
@@ -217,12 +179,12 @@ def test_a_checkpoint_that_may_not_fit_is_not_begun(tmp_path, monkeypatch):
 
 
 def test_none_after_what_the_metrics_reach(tmp_path):
-    saved_at(tmp_path, [1, 4])
+    save(tmp_path, [1, 4])
     assert restored(tmp_path, at_most=3).iteration == 1
 
 
 def test_a_save_that_was_not_finished_does_not_count(tmp_path):
-    saved_at(tmp_path, [1, 2])
+    save(tmp_path, [1, 2])
     (tmp_path / "2" / "commit_success.txt").unlink(missing_ok=True)
     (tmp_path / "2").rename(tmp_path / "2.orbax-checkpoint-tmp")
     assert restored(tmp_path).iteration == 1
@@ -230,39 +192,31 @@ def test_a_save_that_was_not_finished_does_not_count(tmp_path):
 
 def test_the_checkpoint_of_another_run_is_refused(tmp_path):
     """As a user who copies files may leave it; also an older one than the newest."""
-    saved_at(tmp_path / "a", [1, 2])
-    with Checkpoints(tmp_path / "b", DESCRIPTION | {"keys": [1, 2]}) as checkpoints:
-        checkpoints.save(progress(1))
-    shutil.rmtree(tmp_path / "a" / "1")
+    save(tmp_path / "a", [2])
+    save(tmp_path / "b", [1], DESCRIPTION | {"keys": [1, 2]})
     (tmp_path / "b" / "1").rename(tmp_path / "a" / "1")
     assert restored(tmp_path / "a").iteration == 2
     with pytest.raises(ConfigError, match=r"keys is None here, and \[1, 2\] in the checkpoints"):
         restored(tmp_path / "a", at_most=1)
 
 
-def test_another_state_is_refused_by_the_name_of_the_leaf(tmp_path):
-    saved_at(tmp_path, [1])
-    with Checkpoints(tmp_path, DESCRIPTION) as checkpoints:
-        with pytest.raises(ConfigError, match=r"state.params/kernel is \[\[3, 5\], 'float32'\] here, and \[\[3, 2\]"):
-            checkpoints.restore(state() | {"params": {"kernel": jnp.zeros((3, 5)), "bias": jnp.zeros(3)}})
-
-
-def test_another_run_is_refused_by_the_name_of_the_field(tmp_path):
+def test_what_differs_is_refused_by_its_name(tmp_path):
     check_same_run(tmp_path / "nothing", DESCRIPTION)
-    saved_at(tmp_path, [1])
+    save(tmp_path, [1])
     check_same_run(tmp_path, DESCRIPTION)
-    other = {"name": "a", "config": {"num_envs": 16, "algorithm": {"start": "fresh_groups"}}}
-    with pytest.raises(ConfigError, match="config.num_envs is 16 here, and 8 in the checkpoints"):
-        check_same_run(tmp_path, other)
-    with pytest.raises(ConfigError, match="config.algorithm.start is 'x' here"):
-        check_same_run(tmp_path, {"name": "a", "config": {"num_envs": 8, "algorithm": {"start": "x"}}})
+    for config, message in (
+        (DESCRIPTION["config"] | {"num_envs": 16}, "config.num_envs is 16 here, and 8 in the checkpoints"),
+        (DESCRIPTION["config"] | {"algorithm": {"start": "x"}}, "config.algorithm.start is 'x' here"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            check_same_run(tmp_path, DESCRIPTION | {"config": config})
+    with pytest.raises(ConfigError, match=r"state.params/kernel is \[\[3, 5\], 'float32'\] here, and \[\[3, 2\]"):
+        restored(tmp_path, lambda: state() | {"params": {"kernel": jnp.zeros((3, 5)), "bias": jnp.zeros(3)}})
 
 
-@pytest.mark.parametrize("limit", [math.inf, -math.inf, math.nan])
-def test_what_is_saved_of_a_run_is_json_whatever_its_numbers(limit, tmp_path):
-    description = {"hyperparams": {"kl_limit": limit, "top_k": [1.0, limit]}}
-    with Checkpoints(tmp_path, description) as checkpoints:
-        checkpoints.save(progress(1))
+def test_what_is_saved_of_a_run_is_json_whatever_its_numbers(tmp_path):
+    description = {"kl_limit": [1.0, math.inf, -math.inf, math.nan]}
+    save(tmp_path, [1], description)
 
     def refuse(constant):
         raise AssertionError(f"{constant} is not JSON")
@@ -270,10 +224,9 @@ def test_what_is_saved_of_a_run_is_json_whatever_its_numbers(limit, tmp_path):
     for path in (path for path in tmp_path.rglob("*") if path.is_file() and path.read_bytes().startswith(b"{")):
         found = json.loads(path.read_text(), parse_constant=refuse)
         json.loads(found.get("text", "{}"), parse_constant=refuse)
-    written = None if math.isnan(limit) else str(limit)
     check_same_run(tmp_path, description)
-    with pytest.raises(ConfigError, match=f"hyperparams.kl_limit is 0.5 here, and {written!r} in the checkpoints"):
-        check_same_run(tmp_path, {"hyperparams": {"kl_limit": 0.5, "top_k": [1.0, limit]}})
+    with pytest.raises(ConfigError, match=r"and \[1.0, 'inf', '-inf', None\] in the checkpoints"):
+        check_same_run(tmp_path, {"kl_limit": 0.5})
 
 
 def test_configs_differ_by_their_slots():
@@ -293,12 +246,6 @@ def test_slots_with_settings_of_their_own_are_told_apart():
         check_same(described(normalized), described(functools.partial(group_normalized, ddof=0)))
 
 
-def small_run(**fields):
-    sizes = {"num_envs": 4, "num_steps": 8, "num_epochs": 1, "num_minibatches": 1, "network": MLP((4,))}
-    config = Config(environment=Probe(), algorithm="ppo", **sizes, **fields)
-    return config, Hyperparams(total_steps=10 * 32.0, learning_rate=jnp.array([1e-2, 1e-3])), KEYS[:2]
-
-
 @pytest.mark.slow
 def test_a_coefficient_that_adapts_goes_on(tmp_path):
     algorithm = GRPO._replace(
@@ -310,7 +257,7 @@ def test_a_coefficient_that_adapts_goes_on(tmp_path):
     config = Config(environment=Probe(), algorithm=algorithm, **sizes)
     hyperparams = Hyperparams(total_steps=6.0 * config.steps_per_iteration, kl_coef=0.1, entropy_coef=0.1)
     with Checkpoints(tmp_path, DESCRIPTION) as checkpoints:
-        whole = run(config, hyperparams, KEYS[:2], callback=saved_in(checkpoints), chunk_length=2)
+        whole = run(config, hyperparams, KEYS[:2], callback=functools.partial(save_one, checkpoints), chunk_length=2)
     with Checkpoints(tmp_path, DESCRIPTION) as checkpoints:
         like = jax.eval_shape(functools.partial(initial_states, config), hyperparams, KEYS[:2])
         start = checkpoints.restore(like, at_most=5)
@@ -325,16 +272,15 @@ def test_a_coefficient_that_adapts_goes_on(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_goes_on_with_other_devices(tmp_path):
-    config, hyperparams, keys = small_run()
-    like = jax.eval_shape(functools.partial(initial_states, config), hyperparams, keys)
+    sizes = {"num_envs": 4, "num_steps": 8, "num_epochs": 1, "num_minibatches": 1, "network": MLP((4,))}
+    config, keys = Config(environment=Probe(), algorithm="ppo", **sizes), KEYS[:2]
+    hyperparams = Hyperparams(total_steps=10 * 32.0, learning_rate=jnp.array([1e-2, 1e-3]))
+    like = functools.partial(initial_states, config, hyperparams, keys)
     for before, after in ((2, 1), (1, 2)):
-        folder = tmp_path / str(before)
+        folder, options = tmp_path / str(before), {"chunk_length": 2, "mesh": make_mesh(seeds=before)}
         with Checkpoints(folder, DESCRIPTION) as checkpoints:
-            whole = run(
-                config, hyperparams, keys, callback=saved_in(checkpoints), chunk_length=2, mesh=make_mesh(seeds=before)
-            )
-        with Checkpoints(folder, DESCRIPTION) as checkpoints:
-            start = checkpoints.restore(like, at_most=9)
+            whole = run(config, hyperparams, keys, callback=functools.partial(save_one, checkpoints), **options)
+        start = restored(folder, like, at_most=9)
         rest = run(config, hyperparams, keys, resume_from=start, chunk_length=2, mesh=make_mesh(seeds=after))
         assert start.iteration == 8 and len(jax.tree.leaves(rest.states)[0].devices()) == after
         for one, other in zip(jax.tree.leaves(whole.states.params), jax.tree.leaves(rest.states.params), strict=True):
