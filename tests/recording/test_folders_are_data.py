@@ -49,49 +49,37 @@ def mlp(**fields):
     return {"name": "mlp", **fields}
 
 
-@pytest.mark.parametrize(
-    "field, value",
-    [
-        *[("num_rows", value) for value in ("two", 2.0, 3, -2)],
-        *[("env_params", value) for value in ([], {"gravity": 9.8}, {"nope": [1, 2]})],
-        *[("format", 1), ("format", None), ("config", []), ("name", 3), ("not_in_config", "x")],
-        ("versions", {"jax": 3}),
-    ],
-    ids=repr,
-)
-def test_a_damaged_field_is_named_with_its_file(field, value, file, saved):
-    edited(file, lambda fields: fields | {field: value})
-    with pytest.raises(ConfigError, match=f"(?s){file.parent.name}.*{field}"):
-        grpo_jax.load(saved)
+FIELDS_OF_FILE = [
+    *[("num_rows", "two"), ("num_rows", 3), ("env_params", []), ("env_params", {"nope": [1, 2]}), ("format", None)],
+    *[("config", []), ("not_in_config", "x"), ("versions", {"jax": 3}), ("num_row", 2)],
+]
+FIELDS_OF_CONFIG = [
+    *[("num_envs", value) for value in ("4", True, 0)],
+    *[("network", value) for value in ([], mlp(hidden_sizes=[4.5]), mlp(nope=1), {"name": "nope"}, {"name": []})],
+    *[("network", {"name": "transformer", "width": 7}), ("environment", "nope"), ("environment", {"import": "a:b"})],
+    *[("algorithm", value) for value in (3, "nope", {"name": "ppo", "nope": 1}, {"ratio": 3})],
+    *[("algorithm", {"name": "ppo", "ratio": value}) for value in ({"of": 3}, {"of": "nope"}, [["x"]])],
+    *[("schedule", "nope"), ("env_params", "x"), ("nope", 3), ("execution_plan", {"value_passes": "x"})],
+]
 
 
 @pytest.mark.parametrize(
-    "field, value",
-    [
-        *[("num_envs", value) for value in ("4", 4.0, True, 0)],
-        *[("network", mlp(hidden_sizes=value)) for value in ("4", [4.5], [[4]])],
-        *[("network", value) for value in ([], mlp(nope=1), mlp(activation="Module"), {"name": "nope"}, {"name": []})],
-        *[("network", {"name": "transformer", "width": width}) for width in ("x", 7)],
-        *[("algorithm", value) for value in (3, "nope", {"name": "nope"}, {"name": "ppo", "nope": 1}, {"ratio": 3})],
-        *[("algorithm", {"name": "ppo", "ratio": value}) for value in ({"of": 3}, {"of": "nope"}, [["x"]], "x")],
-        *[("environment", value) for value in (3, "nope", {"import": "optax:adam"})],
-        *[("optimizer", 3), ("schedule", "nope"), ("env_params", "x"), ("nope", 3)],
-        *[("execution_plan", value) for value in ({}, {"value_passes": "x"}, {"nope": 1})],
-    ],
+    "part, field, value",
+    [*(("file", *pair) for pair in FIELDS_OF_FILE), *(("config", *pair) for pair in FIELDS_OF_CONFIG)],
     ids=repr,
 )
-def test_a_damaged_field_of_the_config_is_named_with_its_file(field, value, file, saved):
-    edited(file, lambda fields: fields | {"config": fields["config"] | {field: value}})
+def test_a_damaged_field_is_named_with_its_file(part, field, value, file, saved):
+    def damage(fields):
+        return fields | ({field: value} if part == "file" else {"config": fields["config"] | {field: value}})
+
+    edited(file, damage)
     with pytest.raises(ConfigError) as refused:
         grpo_jax.load(saved)
     assert str(file) in str(refused.value) and field in str(refused.value)
 
 
-def test_a_missing_and_an_unknown_field_are_named(file, saved):
-    edited(file, lambda fields: fields | {"num_row": 2})
-    with pytest.raises(ConfigError, match="no field 'num_row': did you mean 'num_rows'"):
-        grpo_jax.load(saved)
-    edited(file, lambda fields: {name: value for name, value in fields.items() if name not in ("config", "num_row")})
+def test_a_missing_field_is_named(file, saved):
+    edited(file, lambda fields: {name: value for name, value in fields.items() if name != "config"})
     with pytest.raises(ConfigError, match=f"{file} is damaged: it lacks config"):
         grpo_jax.load(saved)
 
@@ -150,10 +138,10 @@ def test_code_that_a_folder_names_runs_only_with_trust(field, module, file, save
     assert module.exists() and getattr(config, field) != getattr(CATCH, field)
 
 
-PATHS = ["os:system", "builtins:eval", "optax:adam", "jax.numpy:load", "grpo_jax.groups:forked", "gymnasium:os:Evil-v0"]
+PATHS = ["os:system", "jax.numpy:load", "grpo_jax.groups:forked", "gymnasium:os:Evil-v0"]
 
 
-@pytest.mark.parametrize("path", [*PATHS, ":", "a:", ":a", "brax:a:b"])
+@pytest.mark.parametrize("path", [*PATHS, ":", "brax:a:b"])
 def test_import_paths_are_refused_and_names_are_not(path, tmp_path):
     for field in ("schedule", "network", "optimizer", "action_distribution", "environment", "algorithm"):
         for value in (path, {"name": "ppo", "penalties": [path]}) if field == "algorithm" else (path,):
@@ -224,18 +212,19 @@ class Goal(Probe):
         return jnp.concatenate([jnp.array(params.goal), jnp.ravel(params.weights)])
 
 
-@pytest.mark.parametrize("kind", [tuple, list, np.array, jnp.array])
-def test_arrays_are_parameters_of_environments(kind):
-    weights = [[1.0, 2.0], [3.0, 4.0]]
-    config = Config(environment=Goal(), env_params={"goal": kind([1.0, 2.0]), "weights": kind(weights)}, **SIZES)
-    assert hash(config) and config == dataclasses.replace(config)
-    assert dict(config.env_params) == {"goal": (1.0, 2.0), "weights": ((1.0, 2.0), (3.0, 4.0))}
-    observation = config.env.reset(jax.random.key(0), config.env.params)[1]
-    assert observation.tolist() == [1.0, 2.0, 1.0, 2.0, 3.0, 4.0]
-
-
 def make_goal():
     return Goal()
+
+
+def test_arrays_are_parameters_of_environments():
+    for kind in (tuple, list, np.array, jnp.array):
+        given = {"goal": kind([1.0, 2.0]), "weights": kind([[1.0, 2.0], [3.0, 4.0]])}
+        config = Config(environment=Goal(), env_params=given, **SIZES)
+        assert hash(config) and dict(config.env_params) == {"goal": (1.0, 2.0), "weights": ((1.0, 2.0), (3.0, 4.0))}
+    assert config.env.reset(jax.random.key(0), config.env.params)[1].tolist() == [1.0, 2.0, 1.0, 2.0, 3.0, 4.0]
+    for value in ({"gravity": {}}, 3, {"gravity": "x"}):
+        with pytest.raises(ConfigError, match="env_params=|gravity="):
+            Config(environment="CartPole-v1", env_params=value, **SIZES)
 
 
 def test_a_policy_with_arrays_as_parameters_acts(tmp_path):
@@ -245,9 +234,3 @@ def test_a_policy_with_arrays_as_parameters_acts(tmp_path):
     policy = grpo_jax.load(tmp_path, row=0, trust=True)
     assert policy.config == config and bits(policy.params) == bits(jax.tree.map(lambda leaf: leaf[0], states.params))
     assert policy.act(np.zeros(6)) in (0, 1)
-
-
-@pytest.mark.parametrize("value", [{"gravity": {}}, 3, {"gravity": (1.0, 2.0)}, {"gravity": "x"}, {"gravity": None}])
-def test_what_is_no_parameter_is_refused(value):
-    with pytest.raises(ConfigError, match="env_params=|gravity="):
-        Config(environment="CartPole-v1", env_params=value, **SIZES)
