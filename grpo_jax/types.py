@@ -121,7 +121,6 @@ class Batch:
     action: jax.Array  # [S, N] or [S, N, D]
     log_prob: jax.Array  # [S, N] under the behaviour policy
     distribution: PyTree  # [S, N, ...] of the behaviour policy; None with logits_chunk
-    reference_distribution: PyTree  # [S, N, ...] of the reference policy; None without one, or with logits_chunk
     advantage: jax.Array  # [S, N]
     mask: jax.Array  # [S, N] bool: samples to train on
     weight: jax.Array  # [S, N] in the loss of the whole batch
@@ -132,6 +131,7 @@ class Batch:
     # [S, N, num_actions] bool: legal actions, with logits_chunk as bits (`pack_mask`); None: all always are
     action_mask: jax.Array | None = None
     reference_log_prob: jax.Array | None = None  # [S, N] under the reference policy; None without one
+    reference_distribution: PyTree = None  # [S, N, ...] of the reference policy; None without one, or with logits_chunk
     # [S, N, F] input of the reference policy's head, with logits_chunk and exact_kl_to_reference; else None
     reference_features: jax.Array | None = None
     extras: dict[str, jax.Array] | None = None  # each [S, N, ...], of the trajectory

@@ -14,7 +14,7 @@ What XLA chooses while it compiles for a platform, or what holds on all of them:
 | `objectives/returns.py` | the loop over returns is unrolled, but not on a CPU |
 | `environments/lean/swarm.py` | comparisons in place of scatters on a TPU |
 | `updates/loss.py`, `updates/minibatches.py` | barriers, without which XLA computes a gather or a loss several times |
-| `updates/opt_state.py` | small parameters are one vector for the optimiser: less to compile |
+| `updates/optimizers.py` | small parameters are one vector for the optimiser: less to compile |
 | `rollouts/resets.py`, `updates/epochs.py` | environments that are split over devices: no branch, one gather |
 """
 

@@ -17,9 +17,9 @@ from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.training.budget import fraction_done
 from grpo_jax.training.metrics import own_metrics, rollout_metrics
 from grpo_jax.types import Metrics, PyTree, StepCount, TrainState
-from grpo_jax.updates.adaptive_rate import scheduled_optimizer
 from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.epochs import update_epochs
+from grpo_jax.updates.optimizers import make_flattening, scheduled_optimizer
 
 
 def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, Metrics]]:
@@ -118,6 +118,7 @@ def initial_state(
     environment_params = group_parameters(config.env, env_params, config.num_groups, config.group_size)
     rollout = Simulator(config.env, config.policy, params).reset(environment_params, key_reset, config.num_envs)
     optimizer, _ = scheduled_optimizer(config, hyperparams, progress=0.0)
+    flatten, _ = make_flattening(config, hyperparams, trained)
 
     def zero():
         return jnp.zeros((), jnp.int32)
@@ -125,7 +126,7 @@ def initial_state(
     state = TrainState(
         params=params,
         reference_params=None if config.algorithm.reference is None else jax.tree.map(jnp.copy, trained),
-        opt_state=jax.tree.map(jnp.copy, optimizer.init(trained)),
+        opt_state=jax.tree.map(jnp.copy, optimizer.init(flatten(trained))),
         rollout=config.algorithm.start.keep(rollout, rollout),
         normalizer=initial_normalizer(
             rollout.observation, observations=config.normalize_observations, rewards=config.normalize_rewards

@@ -1,7 +1,6 @@
 """From a trajectory to samples: scores, advantages, targets, masks and weights, computed once."""
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -66,9 +65,6 @@ def make_batch(
         action=trajectory.action,
         log_prob=trajectory.log_prob,
         distribution=trajectory.distribution,
-        reference_distribution=reference.distribution,
-        reference_log_prob=reference.log_prob,
-        reference_features=reference.features,
         advantage=advantage,
         mask=mask,
         weight=weight,
@@ -80,6 +76,7 @@ def make_batch(
         extras=trajectory.extras,
         whole_sequences=config.keeps_sequences,
         whole_minibatches=algorithm.whole_minibatches,
+        **reference,
     )
     if not config.keeps_sequences:
         batch = jax.tree.map(lambda leaf: _single_steps(leaf, config.shuffle_blocks), batch)
@@ -92,37 +89,32 @@ def _single_steps(leaf: jax.Array, num_blocks: int) -> jax.Array:
     return jnp.swapaxes(leaf, 0, 1).reshape(1, -1, *leaf.shape[3:])
 
 
-class _Reference(NamedTuple):
-    """The reference policy on a trajectory, as in a `Batch`."""
-
-    distribution: PyTree = None
-    log_prob: jax.Array | None = None
-    features: jax.Array | None = None
-
-
-def _run_reference(config: Config, policy: Policy, state: TrainState, trajectory: Trajectory) -> _Reference:
+def _run_reference(config: Config, policy: Policy, state: TrainState, trajectory: Trajectory) -> dict[str, PyTree]:
+    """The fields of a `Batch` that the reference policy gives; none without one."""
     algorithm = config.algorithm
     if algorithm.reference is None:
-        return _Reference()
+        return {}
     params = combine(state.reference_params, partition(policy, state.params)[1])
     carry = jax.tree.map(lambda leaf: leaf[0], trajectory.carry)
     is_first = trajectory.is_first.at[0].set(True)  # the carry is the behaviour policy's
     inputs = params, trajectory.observation, carry, is_first
-    if policy.logits_chunk is not None:
-        features = policy.features(*inputs)
-        log_prob = score(policy, params, features, trajectory.action, None, trajectory.action_mask).log_prob
-        return _Reference(None, log_prob, features if exact_kl_to_reference in algorithm.penalties else None)
-    distribution = mask_actions(policy.sequence(*inputs)[0], trajectory.action_mask)
-    return _Reference(distribution, policy.distribution.log_prob(distribution, trajectory.action))
+    if policy.logits_chunk is None:
+        distribution = mask_actions(policy.sequence(*inputs)[0], trajectory.action_mask)
+        log_prob = policy.distribution.log_prob(distribution, trajectory.action)
+        return {"reference_distribution": distribution, "reference_log_prob": log_prob}
+    features = policy.features(*inputs)
+    log_prob = score(policy, params, features, trajectory.action, None, trajectory.action_mask).log_prob
+    is_exact = exact_kl_to_reference in algorithm.penalties
+    return {"reference_log_prob": log_prob, "reference_features": features if is_exact else None}
 
 
-def _with_reward(config: Config, trajectory: Trajectory, reference: _Reference, hyperparams: Hyperparams) -> Trajectory:
+def _with_reward(config: Config, trajectory: Trajectory, reference: dict, hyperparams: Hyperparams) -> Trajectory:
     """The trajectory with the rewards of the slot `reward`, which sees the estimate k1 of the KL to the reference."""
     if config.algorithm.reward is None:
         return trajectory
     kl = None
-    if reference.log_prob is not None:
-        kl = divergences.k1(trajectory.log_prob, reference.log_prob)
+    if reference:
+        kl = divergences.k1(trajectory.log_prob, reference["reference_log_prob"])
         kl = kl if trajectory.forced is None else jnp.where(trajectory.forced, 0.0, kl)  # where the environment acted
     reward = config.algorithm.reward(trajectory, kl, hyperparams)
     return trajectory._replace(reward=check_shape("reward", reward, trajectory.reward))

@@ -13,10 +13,10 @@ from grpo_jax.objectives.reductions import mean_or_missing
 from grpo_jax.policies import Policy, bind_frozen, combine, partition
 from grpo_jax.policies.sampling import bind_reference
 from grpo_jax.types import Batch, Metrics, PyTree, TrainState
-from grpo_jax.updates.adaptive_rate import follow_kl, rate_metrics
 from grpo_jax.updates.loss import RATIO_MAX
 from grpo_jax.updates.minibatches import StackedMetrics, make_gradient, make_minibatches, minibatch_order
-from grpo_jax.updates.opt_state import make_flattening
+from grpo_jax.updates.optimizers import make_flattening
+from grpo_jax.updates.schedules import follow_kl, rate_metrics
 
 
 class Learner(NamedTuple):
@@ -53,7 +53,7 @@ def update_epochs(
     """
     trained, frozen = partition(policy, state.params)
     policy = bind_reference(bind_frozen(policy, frozen), state.reference_params)
-    flatten, unflatten = make_flattening(optimizer, trained)
+    flatten, unflatten = make_flattening(config, hyperparams, trained)
     # Blocks stay where they were played if each device has whole ones. Otherwise minibatches mix all environments, and
     # these are gathered once, rather than communicated in each update.
     batch = on_every_device(batch) if config.shuffle_blocks % num_env_devices() else along_envs(batch, axis=1)

@@ -1,61 +1,13 @@
-"""How the state of an optimiser is kept: for one vector of all parameters, or in bfloat16."""
+"""The moments of an optimiser in bfloat16."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.flatten_util import ravel_pytree
 
 from grpo_jax.errors import ConfigError
 from grpo_jax.types import PyTree
-
-MAX_FLAT_PARAMETERS = 2**20
-"""The most parameters of one dtype that are copied into one vector.
-
-A vector is quick to compile: PPO in 7.0 s, as a tree of twelve arrays in 8.0 (one CPU core). With many seeds it costs
-time on a GPU: 2,048 of them trained 1.15 times as fast without it on an H200, which was equal at other sizes.
-"""
-
-
-class OnOneVector(optax.GradientTransformation):
-    """An optimiser whose state is for one vector of all parameters. It updates trees, or the vectors themselves."""
-
-
-def on_one_vector(optimizer: optax.GradientTransformation) -> OnOneVector:
-    """The optimiser, which must be the same function of each element and of norms of all, on one vector.
-
-    Several dtypes, or more than `MAX_FLAT_PARAMETERS`, stay a tree.
-    """
-
-    def update(gradient, state, params=None):
-        if not _fits(gradient):
-            return optimizer.update(gradient, state, params)
-        vector, unflatten = ravel_pytree(gradient)
-        steps, state = optimizer.update(vector, state, _flatten(params))
-        return unflatten(steps), state
-
-    return OnOneVector(lambda params: optimizer.init(_flatten(params)), update)
-
-
-def make_flattening(optimizer: optax.GradientTransformation, params: PyTree) -> tuple[Callable, Callable]:
-    """`flatten` makes one vector of parameters or gradients, if the state is for one; `unflatten` is its inverse.
-
-    All of an update is then a few kernels, instead of a few for each array.
-    """
-    if isinstance(optimizer, OnOneVector) and _fits(params):
-        return _flatten, ravel_pytree(params)[1]
-    return (lambda tree: tree), (lambda tree: tree)
-
-
-def _flatten(tree: PyTree) -> PyTree:
-    return ravel_pytree(tree)[0] if _fits(tree) else tree
-
-
-def _fits(tree: PyTree) -> bool:
-    leaves = jax.tree.leaves(tree)
-    return sum(leaf.size for leaf in leaves) <= MAX_FLAT_PARAMETERS and len({leaf.dtype for leaf in leaves}) == 1
 
 
 class Bfloat16State(NamedTuple):

@@ -1,7 +1,7 @@
-"""Schedules: the learning rates as functions of the fraction of training that is done."""
+"""Schedules: the learning rates as functions of the fraction of training that is done, or of the KL of updates."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from grpo_jax.importing import import_custom
 from grpo_jax.types import Metrics
 
 ADAPTIVE_KL = "adaptive_kl"
-"""The schedule that starts at `learning_rate` and follows the KL: see `adaptive_rate`."""
+"""The schedule that starts at `learning_rate` and follows the KL to the behaviour policy: see `rate_for_kl`."""
 DECAYS = {
     "constant": jnp.ones_like,
     "linear": lambda progress: 1 - progress,
@@ -100,3 +100,52 @@ def learning_rates(schedule: str | Callable, hyperparams: Hyperparams, progress:
     if critic is not None:
         critic = rate(critic, critic * end / jnp.where(start > 0, start, jnp.inf))
     return LearningRates(rate(start, end), critic)
+
+
+class AdaptiveState(NamedTuple):
+    """The state of an optimiser whose learning rates follow the KL."""
+
+    rates: LearningRates
+    state: Any  # of the optimiser
+
+
+def rate_for_kl(
+    rate: jax.Array, kl: jax.Array, *, target: float, low: float = 1e-5, high: float = 1e-2, factor: float = 1.5
+) -> jax.Array:
+    """The next learning rate: lower where the KL is above twice its target, higher where it is below half of it.
+
+        max(rate / factor, low)  if kl > 2 target;   min(rate factor, high)  if 0 < kl < target / 2
+
+    rsl_rl's and brax's rule (https://arxiv.org/abs/2109.11978). A rate that is outside of the bounds moves only
+    towards them, so that 0 stays 0.
+
+    Args:
+      rate: scalar, at least 0.
+      kl: scalar, in nats; one that is 0, negative by rounding or not finite leaves the rate unchanged.
+      target: the KL to hold, in nats, > 0.
+      low, high: bounds of the rate.
+      factor: of the change, > 1.
+    """
+    lower = jnp.maximum(rate / factor, jnp.minimum(low, rate))
+    higher = jnp.minimum(rate * factor, jnp.maximum(high, rate))
+    new = jnp.where(kl > 2 * target, lower, jnp.where((kl > 0) & (kl < target / 2), higher, rate))
+    return jnp.where(jnp.isfinite(kl), new, rate)
+
+
+def follow_kl(opt_state: Any, kl: jax.Array, hyperparams: Hyperparams) -> Any:
+    """The state of the optimiser after a KL was measured; one whose rates are fixed is unchanged.
+
+    The critic's rate keeps its ratio to the default one.
+    """
+    if not isinstance(opt_state, AdaptiveState):
+        return opt_state
+    old = opt_state.rates
+    new = rate_for_kl(old.default, kl, target=hyperparams.kl_target)
+    change = jnp.where(old.default > 0, new / jnp.where(old.default > 0, old.default, 1.0), 1.0)
+    critic = None if old.critic is None else old.critic * change
+    return opt_state._replace(rates=LearningRates(new, critic))
+
+
+def rate_metrics(opt_state: Any) -> Metrics:
+    """The learning rates of an update, if they follow the KL."""
+    return opt_state.rates.metrics() if isinstance(opt_state, AdaptiveState) else {}

@@ -11,7 +11,7 @@ from small import small_config
 
 from grpo_jax import Hyperparams, make_init, make_train_step
 from grpo_jax.errors import ConfigError
-from grpo_jax.updates.adaptive_rate import rate_for_kl
+from grpo_jax.updates.schedules import rate_for_kl
 
 TARGETS = np.array([1e-7, 1e-3, 10.0])
 

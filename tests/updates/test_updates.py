@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.flatten_util import ravel_pytree
 from probes import FOREVER, Probe, acted, bits, known_params, known_policy, standing
 from small import small_config
 
@@ -51,7 +52,7 @@ def learn(rollout, key, algorithm=GRPO, num_minibatches=4, num_microbatches=2, s
     if scale is not None:
         batch = batch.replace(advantage=batch.advantage * scale.reshape(1, -1))
     config = config_of(algorithm, num_epochs=2, num_minibatches=num_minibatches, num_microbatches=num_microbatches)
-    state = acted(PARAMS, opt_state=optimizer.init(PARAMS))
+    state = acted(PARAMS, opt_state=optimizer.init(ravel_pytree(PARAMS)[0]))
     return update_epochs(config, known_policy, optimizer, state, batch, HYPERPARAMS, key)
 
 
@@ -85,7 +86,7 @@ def test_an_epoch_uses_every_valid_sample_once(rollout):
         reduce=lambda mask: mask.astype(float),
     )
     batch, optimizer = batch_of(rollout, seen), optax.sgd(1.0)
-    start = acted(PARAMS, opt_state=jax.jit(optimizer.init)(PARAMS))
+    start = acted(PARAMS, opt_state=optimizer.init(PARAMS))
     config = config_of(seen, num_epochs=1, num_minibatches=4, num_microbatches=1)
     epoch = jax.jit(lambda key: update_epochs(config, known_policy, optimizer, start, batch, HYPERPARAMS, key)[0])
     for seed in range(4):
