@@ -36,19 +36,12 @@ class Algorithm(NamedTuple):
     normalize: Annotated[Callable | None, "(advantage, mask) -> [S, N]"]  # None leaves the advantages unchanged
     # the log-ratio of each step, of its sequence, ...
     ratio: Annotated[Callable, "(log_ratio, batch, hyperparams) -> log-ratio [S, N]"]
-    # to be maximised
-    surrogate: Annotated[
-        Callable, '(log_ratio, advantage, hyperparams) -> [S, N]; tuned(f, "clip_low") passes hyperparameters by name'
-    ]
+    surrogate: Annotated[Callable, "(log_ratio, advantage, hyperparams) -> [S, N]"]  # to be maximised
     # costs times their coefficients
     penalties: Annotated[tuple[Callable, ...], "(prediction, batch, hyperparams) -> [S, N], each in a tuple"]
     reduce: Annotated[Callable, "(mask) -> weights [T, B]"]  # the loss is the weighted sum over the valid steps
     # None: no critic exists
-    critic: Annotated[
-        Callable | None,
-        '(values, targets, behaviour_values, hyperparams) -> loss [S, N]; tuned(f, clip="value_clip") passes '
-        "hyperparameters by name",
-    ]
+    critic: Annotated[Callable | None, "(values, targets, behaviour_values, hyperparams) -> loss [S, N]"]
     # the steps whose surrogate counts; None: all
     keep: Annotated[Callable | None, "(prediction, batch, hyperparams) -> bool [S, N]"] = None
     baseline: Baseline | None = None  # values that advantages are relative to; None: the critic's, if it exists
@@ -57,19 +50,13 @@ class Algorithm(NamedTuple):
     # with the estimate k1 of the KL to the reference, or None; None leaves the rewards unchanged
     reward: Annotated[Callable | None, "(trajectory, kl, hyperparams) -> [T, B]"] = None
     # the next KL coefficient, from the mean KL of the iteration, to the reference if there is one; None: it is fixed
-    kl_controller: Annotated[
-        Callable | None,
-        '(coefficient, kl, hyperparams) -> scalar; tuned(f, target="kl_target") passes hyperparameters by name',
-    ] = None
+    kl_controller: Annotated[Callable | None, "(coefficient, kl, hyperparams) -> scalar"] = None
     # the next weight of the entropy bonus, which acts where the last entropy is at most entropy_target, of
     # EntropyHyperparams; None: it is fixed
-    entropy_controller: Annotated[
-        Callable | None,
-        '(coefficient, entropy, hyperparams) -> scalar; tuned(f, target="entropy_target") passes them by name',
-    ] = None
+    entropy_controller: Annotated[Callable | None, "(coefficient, entropy, hyperparams) -> scalar"] = None
     # what is recorded beside the metrics of each iteration
     metrics: Annotated[
-        tuple[Callable, ...], '(trajectory, batch, hyperparams) -> {"mine/name": scalar}, each in a tuple'
+        tuple[Callable, ...], '(trajectory, batch, hyperparams) -> {"mine/name": scalar}, in a tuple'
     ] = ()
     hyperparams: type[Hyperparams] = Hyperparams  # the class with the numbers that the slots read
     num_branches: int = 0  # rollouts from every state, whose mean return is its value (`monte_carlo_values`); 0: none
@@ -251,12 +238,12 @@ _TABLE = {
     "grpo_return_to_go": (
         GRPO_RETURN_TO_GO,
         "2402.14740",
-        "Each step by its return-to-go relative to the group's at that step",
+        "Each step's return-to-go relative to the group's at that step",
     ),
     "grpo_process": (
         GRPO_PROCESS,
         "2402.03300",
-        "Rewards within an episode, normalised in the group (process supervision)",
+        "Rewards of single steps, normalised in the group (process supervision)",
     ),
     "dr_grpo": (DR_GRPO, "2503.20783", "No division by the group's deviation or by the episode's length"),
     "rloo": (RLOO, "2402.14740", "The return minus the mean of the others in the group (leave-one-out)"),
@@ -280,7 +267,7 @@ _TABLE = {
     "grpo_per_sequence": (
         GRPO_PER_SEQUENCE,
         "2402.03300",
-        "As first published: each sequence counts the same, however long",
+        "As first published: sequences count the same, however long",
     ),
     "gdpo": (GDPO, "2601.05242", "Each part of the reward normalised by itself, for token tasks"),
     "gspo_token": (GSPO_TOKEN, "2507.18071", "The sequence's ratio with the gradient of each step's"),
@@ -296,11 +283,7 @@ _TABLE = {
     "vespo": (VESPO, "2602.10693", "A smooth weight of the sequence's ratio in place of the clip"),
     "dro": (DRO, "2405.19107", "The policy gradient with a squared penalty on the log-ratio"),
     "high_entropy": (HIGH_ENTROPY, "2506.01939", "Only the fifth of the steps with the highest entropy learns"),
-    "off_policy_mask": (
-        OFF_POLICY_MASK,
-        "2512.02556",
-        "Bad sequences that have moved far from the behaviour are left out",
-    ),
+    "off_policy_mask": (OFF_POLICY_MASK, "2512.02556", "Bad sequences far from the behaviour policy are left out"),
     "ppo": (PPO, "1707.06347", "GAE and a critic; environments continue across rollouts"),
     "kernel_gae": (KERNEL_GAE, "2604.28005", "GAE without a critic: values from similar states of other environments"),
     "same_step_gae": (SAME_STEP_GAE, "2402.14740", "GAE on the group's mean return at the same step"),
