@@ -5,9 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpo_jax import Config, Hyperparams, run
 from grpo_jax.devices.mesh import make_row_mesh, make_rows_function
-from grpo_jax.environments import HostEnvironment
 from grpo_jax.errors import ConfigError
 from grpo_jax.host_calls import call_host, host_errors
 
@@ -64,32 +62,3 @@ def test_an_exit_is_an_error_and_an_interruption_one(raised, error):
 
     with pytest.raises(error), host_errors():
         jax.block_until_ready(jax.jit(lambda x: call_host(ends, SCALAR, x))(1.0))
-
-
-class Breaking:
-    """An environment that fails in the third step."""
-
-    steps = 0
-
-    def __init__(self):
-        spaces = pytest.importorskip("gymnasium").spaces
-        self.observation_space, self.action_space = spaces.Box(-1, 1, (2,)), spaces.Discrete(2)
-
-    def reset(self, *, seed=None):
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action):
-        Breaking.steps += 1
-        if Breaking.steps > 2:
-            raise OSError("the simulator is gone")
-        return np.zeros(2, np.float32), 0.0, False, False, {}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("num_rows", [1, 2])
-def test_a_run_raises_the_error_of_its_environment(num_rows):
-    Breaking.steps = 0
-    environment = HostEnvironment(Breaking, max_steps=4)
-    config = Config(environment=environment, algorithm="ppo", num_envs=1, num_steps=2, num_minibatches=1, network="mlp")
-    with pytest.raises(RuntimeError, match="environment 'Breaking' on the host: OSError: the simulator is gone"):
-        run(config, Hyperparams(total_steps=20), jax.random.split(jax.random.key(0), num_rows))

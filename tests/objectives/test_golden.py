@@ -81,48 +81,42 @@ def assert_close(actual, expected, tolerance=2e-6, case=""):
 # --- losses ----------------------------------------------------------------------------------------------------------
 
 
-def all_rows(mask):
+def all_rows(mask, s):
     """TRL's row mean counts rows without a valid step."""
-    steps = mask.astype(float)
-    return steps / jnp.maximum(steps.sum(0, keepdims=True), 1.0) / mask.shape[1]
+    return mask / jnp.maximum(mask.sum(0, keepdims=True), 1.0) / mask.shape[1]
+
+
+def of_modes(modes, weights):
+    return dict.fromkeys(modes.split(), weights)
+
+
+# The weights of the published aggregations: those of a reduction, or a given count in the place of its own.
+AGGREGATIONS = {
+    **of_modes("dapo cispo vespo", lambda mask, s: mask / max(s["num_items_in_batch"], 1)),
+    **of_modes("token-mean token bnpo", lambda mask, s: o.mean_over_steps(mask)),
+    **of_modes("grpo sapo gmpo", all_rows),
+    **of_modes("seq-mean-token-mean seq sequence-mean-token-mean", lambda mask, s: o.mean_of_sequence_means(mask)),
+    "dr_grpo": lambda mask, s: o.sum_over_horizon(mask, horizon=s["max_completion_length"]),
+    "luspo": lambda mask, s: mask / mask.shape[1],  # row means times lengths; rows without a valid step count
+    "seq-mean-token-sum": lambda mask, s: o.mean_of_sequence_sums(mask),
+    "sequence-mean-token-scale": lambda mask, s: o.mean_of_sequence_sums(mask) / mask.shape[0],
+    # On purpose: ours divides by the number of sequences too, as the Dr. GRPO paper does.
+    "seq-mean-token-sum-norm": lambda mask, s: o.sum_over_horizon(mask) * mask.shape[1],
+    "sequence-mean-token-sum-norm": lambda mask, s: o.sum_over_horizon(mask, horizon=1.0),
+    "token-sum": lambda mask, s: mask,
+}
 
 
 def weights(kind, mask, s):
-    """The weights of a published aggregation: those of a reduction, or a given count in the place of its own."""
-    steps, mode = mask.astype(float), s.get("loss_agg_mode", s.get("loss_avg_mode", s.get("loss_type")))
+    mask, mode = mask.astype(float), s.get("loss_agg_mode", s.get("loss_avg_mode", s.get("loss_type")))
     if kind in ALWAYS_SEQUENCES:
         return o.mean_of_sequence_means(mask)
     if "scale" in s:
-        return steps / s["scale"]
+        return mask / s["scale"]
     if kind == "verl/loss_vanilla_global":
-        per = s["batch_num_tokens"] if mode == "token-mean" else s["global_batch_size"] * (
-            s["loss_scale_factor"] or mask.shape[0]
-        )  # fmt: skip
-        return steps * s["dp_size"] / per
-    match mode:
-        case "dapo" | "cispo" | "vespo":
-            return steps / max(s["num_items_in_batch"], 1)
-        case "token-mean" | "token" | "bnpo":
-            return o.mean_over_steps(mask)
-        case "dr_grpo":
-            return o.sum_over_horizon(mask, horizon=s["max_completion_length"])
-        case "luspo":  # row means times lengths: sums; here too rows without a valid step count
-            return steps / mask.shape[1]
-        case "grpo" | "sapo" | "gmpo":
-            return all_rows(mask)
-        case "seq-mean-token-mean" | "seq" | "sequence-mean-token-mean":
-            return o.mean_of_sequence_means(mask)
-        case "seq-mean-token-sum":
-            return o.mean_of_sequence_sums(mask)
-        case "sequence-mean-token-scale":
-            return o.mean_of_sequence_sums(mask) / mask.shape[0]
-        case "seq-mean-token-sum-norm":  # on purpose: ours divides by the sequences too, as the Dr. GRPO paper does
-            return o.sum_over_horizon(mask) * mask.shape[1]
-        case "sequence-mean-token-sum-norm":
-            return o.sum_over_horizon(mask, horizon=1.0)
-        case "token-sum":
-            return steps
-    raise KeyError(mode)
+        rows = s["global_batch_size"] * (s["loss_scale_factor"] or mask.shape[0])
+        return mask * s["dp_size"] / (s["batch_num_tokens"] if mode == "token-mean" else rows)
+    return AGGREGATIONS[mode](mask, s)
 
 
 def clip_of(s):

@@ -144,14 +144,16 @@ BOTH = {"normalize_observations": True, "normalize_rewards": True, "num_minibatc
 DISCOUNT, ITERATIONS = 0.8, 5
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm, num_steps, limits, ages",
     [
         # Episodes of three steps continue across rollouts of four.
         ("ppo", 4, {"max_steps_in_episode": 3}, np.arange(4 * ITERATIONS) % 3),
         # A one-episode rollout of three steps has two valid ones, and its episode does not continue.
-        ("grpo", 3, {"max_steps_in_episode": 3, "lifetime": 2}, np.tile([0, 1], ITERATIONS)),
+        pytest.param(
+            *("grpo", 3, {"max_steps_in_episode": 3, "lifetime": 2}, np.tile([0, 1], ITERATIONS)),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_run_keeps_the_statistics_of_all_its_valid_steps(algorithm, num_steps, limits, ages):
@@ -167,6 +169,8 @@ def test_a_run_keeps_the_statistics_of_all_its_valid_steps(algorithm, num_steps,
     returns = (1 - DISCOUNT ** (ages + 1)) / (1 - DISCOUNT)  # of steps that pay 1 each
     np.testing.assert_allclose(discounted_return.mean, returns.mean(), rtol=1e-5)
     np.testing.assert_allclose(discounted_return.variance, returns.var(), rtol=1e-5)
+    # The update sees observations as they were acted upon: it begins at ratio 1.
+    np.testing.assert_allclose(metrics["policy/ratio_max"], 1.0, atol=1e-5)
     # Metrics report the rewards before normalisation.
     assert set(metrics["episode/return_mean"].tolist()) == {max(ages) + 1.0}
 
