@@ -114,7 +114,8 @@ class Simulator(NamedTuple):
         plan, num_envs = resolve_plan(self.plan), state.num_envs
         self = self._replace(params=self.policy.cast(self.params), plan=plan)
         key_reset, key_steps = jax.random.split(key)
-        # The parameters of the environments stay as they are, so the loop need not carry them.
+
+        # What the loop carries; the parameters of the environments stay as they are, so it need not carry them.
         start, environment_params = state._replace(environment_params=None), state.environment_params
         start_states = self._start_states(state, key_reset, num_steps) if auto_reset else None
         step = functools.partial(self._step, start_states and start_states.take, environment_params, greedy)
@@ -124,6 +125,8 @@ class Simulator(NamedTuple):
             truncations=self._no_truncations(start, num_steps) if auto_reset else None,
             ahead=start_states and start_states.ahead,
         )
+
+        # The loop over steps, with random numbers for a block at a time.
         draw = functools.partial(self._random_numbers, num_envs=num_envs)
         # The states that `keep_states` stacks must have one shape.
         has_stages = from_reset and not auto_reset and self.policy.resize is not None and not self.keep_states
@@ -134,6 +137,8 @@ class Simulator(NamedTuple):
             goes_on=(lambda carry: any_in_all_rows(carry.num_done < 2)) if stops else None,
             resize=self._resize if has_stages else None,
         )
+
+        # What is known only at the end: values of final observations, outcomes.
         if greedy is not False:
             trajectory = trajectory._replace(greedy=jnp.broadcast_to(greedy, (num_steps, num_envs)))
         return self._complete(state, carry, trajectory, auto_reset)
@@ -225,6 +230,8 @@ class Simulator(NamedTuple):
     ) -> tuple[RolloutState, Trajectory]:
         """The next state, before any reset, and the record of the step, each leaf `[B, ...]`."""
         environment, family = self.environment, self.policy.distribution
+
+        # The policy chooses, among legal actions, unless the environment acts itself.
         distribution, value, policy_carry = self.policy.step(self.params, state.observation, state.policy_carry)
         action_mask = forced_action = forced = None
         if environment.action_mask is not None:
@@ -238,6 +245,8 @@ class Simulator(NamedTuple):
         action = choose(distribution)
         if forced is not None:
             action = jnp.where(forced, forced_action, action)
+
+        # The environment moves; a step to NaN or inf does not count.
         transition = jax.vmap(environment.step)(
             keys, state.environment, family.to_environment(action), environment_params
         )
@@ -254,6 +263,8 @@ class Simulator(NamedTuple):
             episode_length=state.episode_length + alive.astype(jnp.int32),
             discounted_return=reward + self.discount * state.discounted_return,
         )
+
+        # The record of the step.
         in_chunks = self.policy.logits_chunk is not None
         if in_chunks and action_mask is not None:
             action_mask = pack_mask(action_mask)

@@ -62,6 +62,8 @@ def update_epochs(
 
     def update(carry, inputs):
         (learner, within_limit), (minibatch, is_first) = carry, inputs
+
+        # The gradient, and the step that the optimiser makes of it.
         stacked, gradient = gradient_of(learner.params, minibatch)
         metrics, grad_norm = stacked.as_dict(), optax.global_norm(gradient)
         # The first update starts from the behaviour policy: its KL is 0 up to rounding, and says nothing.
@@ -70,6 +72,8 @@ def update_epochs(
         with jax.numpy_dtype_promotion("standard"):  # optax mixes dtypes
             steps, opt_state = optimizer.update(gradient, old.opt_state, old.params)
             new = Learner(optax.apply_updates(old.params, steps), opt_state)
+
+        # The step is made unless something is not finite, nothing is valid, or the policy has moved too far.
         finite = jnp.isfinite(metrics.pop("loss")) & jnp.isfinite(grad_norm)
         within_limit &= ~(metrics["policy/kl_behaviour"] > hyperparams.kl_limit)
         applied = finite & within_limit & (minibatch.num_valid > 0)

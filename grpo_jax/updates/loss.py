@@ -81,12 +81,14 @@ def loss(
             objective = jnp.where(jax.lax.stop_gradient(kept), objective, 0.0)
         return objective, log_ratio
 
+    # The surrogate of log r = log pi(a|s) - log pi_behaviour(a|s), its slope, and the penalties.
     objective, pullback, log_ratio = jax.vjp(surrogate, prediction.log_prob - batch.log_prob, has_aux=True)
     penalties = [penalty(prediction, batch, hyperparams) for penalty in algorithm.penalties]
     penalties = [check_shape("penalties", penalty, batch.mask) for penalty in penalties]
     slope = jax.lax.stop_gradient(pullback(batch.weight.astype(objective.dtype))[0])
     clipped = (slope == 0) & (batch.weight != 0)  # by any slot, in any way
 
+    # What is averaged: metrics over valid steps, losses by the weights of the reduction.
     means = {
         "policy/entropy": prediction.entropy,
         "policy/kl_behaviour": prediction.kl_behaviour,
