@@ -45,9 +45,6 @@ class Policy(NamedTuple):
     resize: Callable | None = None
     # (path such as "actor/Dense_0/kernel") -> bool: gradient steps change this parameter; None: they change all
     trainable: Callable | None = None
-    # (params, observation [N, ...], carry) -> dict of arrays [N, ...], which rollouts keep at each step as `extras` of
-    # trajectory and batch; optional
-    extras: Callable | None = None
     rounding: float = 0.0  # log-probabilities of a rollout and its update differ by this part of their size (bfloat16)
     sampling_mask: Callable | None = None  # (parameters [N, P]) -> bool [N, num_actions]: may be sampled; None: all may
 
@@ -60,7 +57,7 @@ class Policy(NamedTuple):
         return self._replace(**{name: change(getattr(self, name)) for name in names if getattr(self, name) is not None})
 
 
-OF_OBSERVATION = ("step", "sequence", "features", "extras")
+OF_OBSERVATION = ("step", "sequence", "features")
 OF_PARAMS = ("initial_carry", "head", "value_head", *OF_OBSERVATION)
 
 
@@ -82,7 +79,11 @@ def partition(policy: Policy, params: PyTree) -> tuple[PyTree, PyTree]:
             "trainable is False for every parameter of the network, so nothing would be trained; make it True for some "
             f"of {', '.join(by_path(params))}"
         )
-    return _select(trained, params, True), _select(trained, params, False)
+
+    def part(of_trained):
+        return jax.tree.map(lambda is_trained, leaf: leaf if is_trained is of_trained else None, trained, params)
+
+    return part(True), part(False)
 
 
 def combine(trained: PyTree, frozen: PyTree) -> PyTree:
@@ -104,7 +105,3 @@ def bind_frozen(policy: Policy, frozen: PyTree) -> Policy:
         return partition(policy, policy.init(key))[0]
 
     return policy.map(bound, OF_PARAMS)._replace(init=init, trainable=None)
-
-
-def _select(trained: PyTree, params: PyTree, part: bool) -> PyTree:
-    return jax.tree.map(lambda is_trained, leaf: leaf if is_trained is part else None, trained, params)

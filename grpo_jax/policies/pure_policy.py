@@ -21,7 +21,6 @@ def make_pure_policy(
     *,
     initial_carry: PyTree | Callable | None = None,
     features: Callable | None = None,
-    extras: Callable | None = None,
     trainable: Callable | None = None,
 ) -> Policy:
     """A policy from pure functions, such as the `init` and `apply` of a flax module.
@@ -45,8 +44,6 @@ def make_pure_policy(
         `(params, num_envs) -> carry`, each leaf `[num_envs, ...]`. None: the policy has no carry.
       features: `(params, observation [N, ...]) -> [N, F]`, the input of the actor's head, for a baseline that compares
         states by it. With an initial carry: `(params, observation, carry) -> [N, F]`.
-      extras: `(params, observation [N, ...]) -> dict of arrays [N, ...]`, which rollouts keep at each step, for slots
-        that read `batch.extras`. With an initial carry: `(params, observation, carry)`.
       trainable: `(path) -> bool`, the parameters that gradient steps change, by paths such as
         "network/params/Dense_0/kernel" or "free". None: all of them.
 
@@ -68,17 +65,17 @@ def make_pure_policy(
         carry = initial_carry if has_carry else ()
         return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_envs, *jnp.shape(leaf))), carry)
 
-    def call(function, params, observation, carry):
-        return function(params["network"], observation, *([carry] if has_carry else []))
-
     def step(params, observation, carry):
-        results = call(apply, params, observation, carry)
-        outputs, value, carry = results if has_carry else (*results, carry)
+        if has_carry:
+            outputs, value, carry = apply(params["network"], observation, carry)
+        else:
+            outputs, value = apply(params["network"], observation)
         return distribution.join_free(outputs, params), value if critic else None, carry
 
     def features_step(params, observation, carry):
-        after = step(params, observation, carry)[2] if has_carry else carry
-        return call(features, params, observation, carry), after
+        if has_carry:
+            return features(params["network"], observation, carry), step(params, observation, carry)[2]
+        return features(params["network"], observation), carry
 
     over_sequence = functools.partial(_over_sequence, initial if has_carry else None)
     return Policy(
@@ -89,7 +86,6 @@ def make_pure_policy(
         distribution=distribution,
         has_critic=critic,
         has_carry=has_carry,
-        extras=extras and functools.partial(call, extras),
         features=features and (lambda *arguments: over_sequence(features_step, *arguments)[0]),
         trainable=trainable,
     )

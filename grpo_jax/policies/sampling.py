@@ -48,14 +48,15 @@ def with_temperature(policy: Policy, temperature: jax.Array) -> Policy:
 def change_logits(policy: Policy, change: Callable[[jax.Array], jax.Array]) -> Policy:
     """The policy with changed logits, in rollouts and in updates."""
 
-    def on_first(*outputs):
-        return change(outputs[0]), *outputs[1:]
+    def on_first(function):
+        def changed(*arguments):
+            logits, *others = function(*arguments)
+            return change(logits), *others
 
-    return policy._replace(
-        step=lambda *arguments: on_first(*policy.step(*arguments)),
-        sequence=lambda *arguments: on_first(*policy.sequence(*arguments)),
-        head=policy.head and (lambda *arguments: change(policy.head(*arguments))),
-    )
+        return changed
+
+    policy = policy.map(on_first, ("step", "sequence"))
+    return policy.map(lambda head: lambda *arguments: change(head(*arguments)), ("head",))
 
 
 def with_truncation(policy: Policy, top_k: jax.Array, top_p: jax.Array, min_p: jax.Array) -> Policy:

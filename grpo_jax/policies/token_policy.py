@@ -63,7 +63,15 @@ def make_token_policy(
         "_".join(group): Decoder(architecture if "actor" in group else architecture.without_lora, vocab_size, group)
         for group in groups
     }
-    actor = next(iter(networks.items()))  # its name and the network
+    name, network = next(iter(networks.items()))  # the actor's
+
+    def features(params, observation, carry, is_first):
+        return _read_completions({name: network.clone(heads=("features",))}, params, observation, carry)[0]
+
+    def value_head(params, features):
+        value = params[name]["value"]
+        return (product(features, value["kernel"]) + value["bias"])[..., 0]
+
     policy = Policy(
         init=functools.partial(_init, networks),
         initial_carry=functools.partial(_initial_carry, networks, max_steps),
@@ -73,9 +81,9 @@ def make_token_policy(
         has_critic=critic,
         has_carry=True,
         sequence_carry=lambda carry: TokenCarry(carry.prompt, (), ()),
-        features=functools.partial(_features, *actor),
-        head=functools.partial(_head, *actor),
-        value_head=functools.partial(_value_head, actor[0]) if critic and architecture.shared_critic else None,
+        features=features,
+        head=lambda params, features: token_logits(architecture, params[name], features),
+        value_head=value_head if critic and architecture.shared_critic else None,
         cast=functools.partial(_cast, architecture.compute_dtype),
         max_steps=max_steps,
         resize=_resize,
@@ -148,20 +156,6 @@ def _sequence(networks: Networks, params, observation, carry, is_first):
     return logits, value[0][..., 0] if value else None
 
 
-def _features(actor: str, network: Decoder, params, observation, carry, is_first):
-    networks = {actor: network.clone(heads=("features",))}
-    return _read_completions(networks, params, observation, carry)[0]
-
-
-def _head(actor: str, network: Decoder, params, features):
-    return token_logits(network.architecture, params[actor], features)
-
-
-def _value_head(actor: str, params, features):
-    value = params[actor]["value"]
-    return (product(features, value["kernel"]) + value["bias"])[..., 0]
-
-
 def _read_completions(networks: Networks, params, observation, carry):
     """The outputs of all heads, each `[S, N, ...]`."""
     num_steps, num_completions = observation.shape
@@ -178,11 +172,8 @@ def _read_completions(networks: Networks, params, observation, carry):
 
 def _read_prompt(networks: Networks, params, prompt):
     """The keys and values of prompts `[M, P]`, for each network."""
-    inputs, num_prompts = _prompt_inputs(prompt), prompt.shape[0]
-    return {
-        name: net.apply({"params": params[name]}, *inputs, _empty_cache(net, num_prompts))[1]
-        for name, net in networks.items()
-    }
+    empty = {name: _empty_cache(net, prompt.shape[0]) for name, net in networks.items()}
+    return _apply(networks, params, _prompt_inputs(prompt), empty, None)[1]
 
 
 def _apply(networks: Networks, params, inputs, cache, slot) -> tuple[list[jax.Array], dict]:

@@ -287,7 +287,7 @@ class Simulator(NamedTuple):
             reward_parts=transition.reward_parts,
             forced=forced,
             diverged=is_diverged,
-            extras=self._extras(state, transition.info),
+            extras=self._extras(transition.info),
         )
 
     def _choose(self, noise: PyTree, greedy: bool | jax.Array, distribution: PyTree) -> jax.Array:
@@ -344,16 +344,13 @@ class Simulator(NamedTuple):
         end = carry.state._replace(environment_params=state.environment_params)
         return add_outcome(self.environment, self.discount, auto_reset, end, trajectory)
 
-    def _extras(self, state: RolloutState, info: Mapping[str, jax.Array]) -> dict[str, jax.Array] | None:
-        """What is kept of the environments' info after a step, and of the policy before it; each `[B, ...]`."""
-        environment, kept = self.environment, {}
+    def _extras(self, info: Mapping[str, jax.Array]) -> dict[str, jax.Array] | None:
+        """What is kept of the environments' info after a step; each `[B, ...]`."""
+        environment = self.environment
         for name in environment.extras:
             if name not in info:
                 raise ConfigError(f"extras: the info of {environment.name!r} has no {name!r}: {nearest(name, info)}")
-            kept[name] = info[name]
-        if self.policy.extras is not None:
-            kept |= self.policy.extras(self.params, state.observation, state.policy_carry)
-        return kept or None
+        return {name: info[name] for name in environment.extras} or None
 
 
 def _forced_action(environment: Environment, state: PyTree, params: PyTree) -> jax.Array:

@@ -49,10 +49,7 @@ def network(observation, distribution, critic):
     def apply(params, observation):
         return features(params, observation) @ params["actor"], None
 
-    def extras(params, observation):
-        return {"twice": 2 * observation[:, 0]}
-
-    return make_pure_policy(init, apply, observation, distribution, critic, features=features, extras=extras)
+    return make_pure_policy(init, apply, observation, distribution, critic, features=features)
 
 
 def rolled_out(**fields):
@@ -101,15 +98,14 @@ def test_a_network_without_features_has_an_error_that_says_so():
 
 
 @pytest.mark.parametrize("plan", ["cpu", "gpu"])
-def test_rollouts_keep_entries_of_the_info_and_of_the_policy(plan):
-    seen = {"environment": Reporting(), "network": network, "extras": ("age",)}
+def test_rollouts_keep_entries_of_the_info(plan):
+    seen = {"environment": Reporting(), "extras": ("age",)}
     _, _, trajectory, batch = rolled_out(**seen, execution_plan=plan)
     assert trajectory.extras["age"].shape == trajectory.reward.shape == (3, 8)
     valid = np.asarray(trajectory.valid)
     assert (np.asarray(trajectory.extras["age"])[valid] == np.asarray(trajectory.episode_length)[valid]).all()
     mask, age = np.asarray(batch.mask), np.asarray(batch.observation[..., 0])
     assert np.array_equal(np.asarray(batch.extras["age"])[mask], age[mask] + 1)
-    assert np.array_equal(batch.extras["twice"], 2 * age)
 
 
 def test_nothing_more_is_kept_unless_asked():

@@ -24,10 +24,6 @@ def _inverse_cdf(logits: jax.Array, uniform: jax.Array) -> jax.Array:
     return jnp.minimum(jnp.min(passed, axis=-1), jnp.max(jnp.where(possible, action, 0), axis=-1))
 
 
-def _mode(logits: jax.Array) -> jax.Array:
-    return jnp.argmax(logits, axis=-1)
-
-
 def _log_prob(logits: jax.Array, action: jax.Array) -> jax.Array:
     # A masked sum instead of a gather: the gradient of a gather is a scatter, which is slow for few actions.
     num_actions = logits.shape[-1]
@@ -56,7 +52,7 @@ def categorical(num_actions: int) -> Distribution:
         num_free=0,
         noise=jax.random.uniform,
         from_noise=_inverse_cdf,
-        mode=_mode,
+        mode=lambda logits: jnp.argmax(logits, axis=-1),
         log_prob=_log_prob,
         entropy=_entropy,
         kl=_kl,
@@ -90,7 +86,7 @@ def multi_categorical(num_actions: tuple[int, ...]) -> Distribution:
         num_free=0,
         noise=lambda key, shape: jax.random.uniform(key, (*shape, len(num_actions))),
         from_noise=from_noise,
-        mode=lambda logits: jnp.stack([_mode(part) for part in split(logits)], axis=-1),
+        mode=lambda logits: jnp.stack([jnp.argmax(part, axis=-1) for part in split(logits)], axis=-1),
         log_prob=log_prob,
         entropy=lambda logits: sum(map(_entropy, split(logits))),
         kl=lambda logits, other: sum(map(_kl, split(logits), split(other))),

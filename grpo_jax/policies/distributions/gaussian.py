@@ -54,7 +54,7 @@ def diagonal_gaussian(low: tuple[float, ...], high: tuple[float, ...]) -> Distri
         num_free=len(low),
         noise=lambda key, shape: jax.random.normal(key, (*shape, len(low))),
         from_noise=_from_noise,
-        mode=_mean,
+        mode=lambda parameters: _mean_and_log_std(parameters)[0],
         log_prob=lambda parameters, x: _log_prob(parameters, x) - log_scale,
         entropy=lambda parameters: _entropy(parameters) + log_scale,
         kl=_kl,
@@ -118,10 +118,6 @@ def _checked(low, high) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def _log_tanh_slope(u: jax.Array) -> jax.Array:
     """log(1 - tanh(u)^2), rearranged so that no difference rounds to 0."""
     return 2.0 * (math.log(2.0) - u - jax.nn.softplus(-2.0 * u))
-
-
-def _mean(parameters: jax.Array) -> jax.Array:
-    return jnp.split(parameters, 2, axis=-1)[0]
 
 
 def _mean_and_log_std(parameters: jax.Array) -> tuple[jax.Array, jax.Array]:
