@@ -69,7 +69,7 @@ class Trajectory(NamedTuple):
     """One rollout of `T` steps in `B` environments, time-major."""
 
     observation: PyTree  # each leaf [T, B, ...]
-    action: jax.Array  # [T, B] or [T, B, D], as sampled: before a real action is squashed, scaled and clipped
+    action: jax.Array  # [T, B] or [T, B, D], as sampled: before a real action is scaled and clipped
     reward: jax.Array  # [T, B]; 0 where not valid
     terminated: jax.Array  # [T, B] bool: the step led to a terminal state
     truncated: jax.Array  # [T, B] bool: the time limit ended the episode at a state that is not terminal

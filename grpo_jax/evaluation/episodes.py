@@ -48,7 +48,7 @@ def evaluate(
       state: the policy, and the parameters of the environments.
       key: of the resets, the environment and the actions.
       num_episodes: number of episodes.
-      greedy: take the most probable actions instead of samples, or for squashed actions the medians.
+      greedy: take the most probable actions instead of samples.
       env_params: parameters of the environment by name, instead of the state's: one value for all episodes.
     """
 
@@ -161,7 +161,7 @@ def choose_actions(
       config: the run that the policy comes from.
       params, normalizer, hyperparams: of one row of it.
       observation, carry: each leaf `[N, ...]`.
-      key: of samples; None takes the most probable actions, or for squashed actions the medians.
+      key: of samples; None takes the most probable actions.
       action_mask: bool `[N, num_actions]`, the legal actions; None if all are.
     """
     policy = behaviour_policy(config, normalizer, hyperparams)

@@ -9,7 +9,6 @@ from grpo_jax.policies.distributions import (
     diagonal_gaussian,
     make_distribution,
     multi_categorical,
-    squashed_gaussian,
 )
 from grpo_jax.policies.networks import CNN, MLP, NatureCNN
 from grpo_jax.policies.policy import Policy, bind_frozen, combine, partition
@@ -37,5 +36,4 @@ __all__ = [
     "merge_lora",
     "multi_categorical",
     "partition",
-    "squashed_gaussian",
 ]

@@ -115,7 +115,7 @@ MISTAKES = {
     ),
     "members cut": ({"num_steps": 200}, "episode limit of CartPole-v1, 500.*num_steps=500, or cut_episodes=True"),
     "group of one": ({"group_size": 1}, "group_size is 1.*Use group_size >= 2"),
-    "real actions": ({"action_distribution": "gaussian"}, "real numbers, but the actions are Discrete.*use 'auto'"),
+    "real actions": ({"action_distribution": "gaussian"}, "unknown action_distribution 'gaussian': use 'auto'"),
     "a transformer of rollouts that go on": (
         {"environment": copy_task(), "algorithm": "ppo"},
         r"rollouts must begin with episodes.*algorithm=PPO._replace\(start=FRESH\)",

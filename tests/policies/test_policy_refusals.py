@@ -7,10 +7,10 @@ import pytest
 from probes import copy_task
 
 from grpo_jax import Config
-from grpo_jax.environments.spaces import Box, Discrete, MultiDiscrete
+from grpo_jax.environments.spaces import Box
 from grpo_jax.errors import ConfigError
 from grpo_jax.policies import CNN, MLP, NatureCNN, Transformer, make_distribution
-from grpo_jax.policies.distributions import categorical, squashed_gaussian
+from grpo_jax.policies.distributions import categorical, diagonal_gaussian
 
 INF = np.inf
 IMAGE = jax.ShapeDtypeStruct((6, 5, 2), jnp.int8)
@@ -49,12 +49,8 @@ REFUSED = [
     (lambda: Transformer(lora_rank=0), "lora_rank=0"),
     (lambda: chunked(logits_chunk=0), "logits_chunk=0"),
     (lambda: chunked(logits_chunk=8, environment="CartPole-v1", network="mlp"), "for transformers"),
-    (lambda: squashed_gaussian((-1.0,), (INF,)), "use action_distribution='gaussian'"),
-    (lambda: squashed_gaussian((1.0,), (0.0,)), "low below high"),
-    (lambda: make_distribution(Discrete(2), "gaussian"), "is over real numbers, but the actions are Discr.*'auto'"),
-    (lambda: make_distribution(MultiDiscrete((2, 3)), "squashed_gaussian"), "use 'auto'"),
-    (lambda: make_distribution(Box((-INF,), (INF,)), "squashed_gaussian"), "use action_distribution='gaussian'"),
-    (lambda: make_distribution(Box((0.0,), (1.0,)), "squashed"), "'squashed': did you mean 'squashed_gaussian'"),
+    (lambda: diagonal_gaussian((1.0,), (0.0,)), "low below high"),
+    (lambda: make_distribution(Box((0.0,), (1.0,)), "beta"), "unknown action_distribution 'beta': use 'auto'"),
     (lambda: make_distribution(None), "unknown action space None; use Discrete, MultiDiscrete or Box"),
 ]
 

@@ -19,8 +19,6 @@ CASES = {
     "ppo": ONE | {"algorithm": "ppo", "normalize_observations": True, "normalize_rewards": True},
     "recurrent": ONE | {"algorithm": "ppo", "network": MLP((4,), recurrent="gru", layer_norm=True), "frame_stack": 2},
     "real actions": ONE | {"algorithm": "ppo", "environment": "Pendulum-v1"},
-    "squashed actions": ONE
-    | {"algorithm": "ppo", "environment": "Pendulum-v1", "action_distribution": "squashed_gaussian"},
     "images": ONE | {"algorithm": "ppo", "environment": "Breakout-MinAtar"},
     "accelerator": ONE | {"algorithm": "ppo", "execution_plan": "gpu"},
     "kernel": ONE | {"algorithm": "kernel_gae", "group_size": 2},

@@ -3,13 +3,11 @@
 from collections.abc import Callable
 
 from grpo_jax.environments.spaces import ActionSpace, Box, Discrete, MultiDiscrete
-from grpo_jax.errors import ConfigError, describe_function, nearest
+from grpo_jax.errors import ConfigError, describe_function
 from grpo_jax.importing import import_custom, is_custom
 from grpo_jax.policies.distributions.discrete import categorical, multi_categorical
 from grpo_jax.policies.distributions.distribution import Distribution
-from grpo_jax.policies.distributions.gaussian import diagonal_gaussian, squashed_gaussian
-
-BOX_FAMILIES = {"gaussian": diagonal_gaussian, "squashed_gaussian": squashed_gaussian}
+from grpo_jax.policies.distributions.gaussian import diagonal_gaussian
 
 
 def make_distribution(space: ActionSpace, action_distribution: str | Callable = "auto") -> Distribution:
@@ -17,26 +15,22 @@ def make_distribution(space: ActionSpace, action_distribution: str | Callable = 
 
     Args:
       space: the action space.
-      action_distribution: "auto" is categorical for Discrete and MultiDiscrete, and "gaussian" for Box. The
-        alternative for Box is "squashed_gaussian". A custom one is a function `(space) -> Distribution`, or its
-        path "package.module:name".
+      action_distribution: "auto" is categorical for Discrete and MultiDiscrete, and a Gaussian for Box. A custom one is
+        a function `(space) -> Distribution`, or its path "package.module:name".
 
     Raises:
-      ConfigError: for an unknown name, or a family that does not fit the space.
+      ConfigError: for an unknown name or space.
     """
     if is_custom(action_distribution):
         return _make_custom(space, action_distribution)
-    names = ("auto", *BOX_FAMILIES)
-    if action_distribution not in names:
-        raise ConfigError(f"unknown action_distribution {action_distribution!r}: {nearest(action_distribution, names)}")
+    if action_distribution != "auto":
+        raise ConfigError(
+            f"unknown action_distribution {action_distribution!r}: use 'auto', which is a Gaussian for real actions (for "
+            "a custom one, write 'package.module:name')"
+        )
     match space:
         case Box(low, high):
-            return BOX_FAMILIES["gaussian" if action_distribution == "auto" else action_distribution](low, high)
-        case Discrete() | MultiDiscrete() if action_distribution != "auto":
-            raise ConfigError(
-                f"action_distribution={action_distribution!r} is over real numbers, but the actions are {space}; "
-                "use 'auto'"
-            )
+            return diagonal_gaussian(low, high)
         case Discrete(num_actions):
             return categorical(num_actions)
         case MultiDiscrete(num_actions):

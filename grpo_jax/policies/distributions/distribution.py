@@ -20,7 +20,7 @@ class Distribution(NamedTuple):
     # do not depend on the parameters, so many steps are drawn at once. A sampler that needs keys uses jax.random.split.
     noise: Callable
     from_noise: Callable  # (parameters, noise) -> action
-    mode: Callable  # (parameters) -> the most probable action; for a squashed Gaussian the median
+    mode: Callable  # (parameters) -> the most probable action
     log_prob: Callable  # (parameters, action) -> [...]
     entropy: Callable  # (parameters) -> [...] in nats
     kl: Callable  # (parameters, other) -> [...] exact KL(parameters || other) in nats

@@ -1,4 +1,4 @@
-"""Real-valued actions `[..., D]` between bounds: a Gaussian in each dimension, clipped or squashed by tanh."""
+"""Real-valued actions `[..., D]` between bounds: a Gaussian in each dimension, clipped to them."""
 
 import math
 
@@ -14,11 +14,6 @@ from grpo_jax.precision import above_rounding
 LOG_STD_RANGE = (-5.0, 2.0)
 """Log standard deviations are clamped to this range: below it float32 no longer resolves the differences between
 actions, above it samples hardly depend on the mean."""
-
-# Nodes and weights of the trapezoidal rule. With 32 nodes its error is 3e-5 nats at a standard deviation of e, where
-# Gauss-Hermite quadrature has 1e-3, and 0.013 of about 10 nats at the largest standard deviation.
-_NODES = np.linspace(-5.5, 5.5, 32, dtype=np.float32)
-_WEIGHTS = np.exp(-(_NODES**2) / 2) / np.sum(np.exp(-(_NODES**2) / 2))
 
 
 def diagonal_gaussian(low: tuple[float, ...], high: tuple[float, ...]) -> Distribution:
@@ -62,47 +57,6 @@ def diagonal_gaussian(low: tuple[float, ...], high: tuple[float, ...]) -> Distri
     )
 
 
-def squashed_gaussian(low: tuple[float, ...], high: tuple[float, ...]) -> Distribution:
-    """Independent Gaussians, squashed between the bounds by tanh (https://arxiv.org/abs/1801.01290, appendix C).
-
-        a = middle + half_width tanh(u),  u ~ N(mean, diag(std^2)),  parameters (mean, log std) `[..., 2 D]`
-
-    A trajectory stores u, and `mode` returns the mode of u, where a is at its median; the environment gets a.
-    Its density:
-
-        log p(a) = log N(u; mean, std) - sum log |da / du|,  log |da / du| = log(half_width) + log(1 - tanh(u)^2)
-
-    They and their gradients are finite even where tanh(u) rounds to 1. The KL is the Gaussians', exactly, as
-    a bijection does not change it. The entropy is the Gaussian's plus E[log |da / du|], which is integrated numerically
-    in each dimension and so has no sampling noise.
-
-    Args:
-      low, high: finite bounds of each of the D dimensions.
-
-    Raises:
-      ConfigError: for an infinite bound, bounds of different lengths, or a lower bound not below the upper one.
-    """
-    if not _checked(low, high)[-1].all():
-        raise ConfigError(
-            f"a squashed Gaussian needs finite bounds, but the actions have low={list(low)}, high={list(high)}; "
-            "use action_distribution='gaussian'"
-        )
-    gaussian = diagonal_gaussian(low, high)
-
-    def entropy(parameters):
-        mean, log_std = _mean_and_log_std(parameters)
-        nodes, weights = (broadcast_to_rank(each, mean.ndim + 1) for each in (_NODES, _WEIGHTS))
-        nodes = mean[..., None] + jnp.exp(log_std)[..., None] * nodes
-        expected = jnp.sum(_log_tanh_slope(nodes) * weights, axis=-1)
-        return gaussian.entropy(parameters) + jnp.sum(expected, axis=-1)
-
-    return gaussian._replace(
-        log_prob=lambda parameters, u: gaussian.log_prob(parameters, u) - jnp.sum(_log_tanh_slope(u), axis=-1),
-        entropy=entropy,
-        to_environment=lambda u: gaussian.to_environment(jnp.tanh(u)),
-    )
-
-
 def _checked(low, high) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The bounds as arrays `[D]`, and bool `[D]`: whether both bounds and their distance are finite."""
     low, high = np.asarray(low, np.float32), np.asarray(high, np.float32)
@@ -113,11 +67,6 @@ def _checked(low, high) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         )
     with np.errstate(over="ignore"):  # bounds of ±3.4e38, which often stand for "none"
         return low, high, np.isfinite(high - low)
-
-
-def _log_tanh_slope(u: jax.Array) -> jax.Array:
-    """log(1 - tanh(u)^2), rearranged so that no difference rounds to 0."""
-    return 2.0 * (math.log(2.0) - u - jax.nn.softplus(-2.0 * u))
 
 
 def _mean_and_log_std(parameters: jax.Array) -> tuple[jax.Array, jax.Array]:
