@@ -108,8 +108,8 @@ class Config(KnownFields):
     where there is a prompt. Or a custom one: package.module:name (or a function), (observation, distribution, critic)
     -> Policy."""
     action_distribution: str | Callable = "auto"
-    """"auto" (categorical, or for real actions a Gaussian, clipped to the bounds), or a custom one: package.module:name
-    (or a function), (space) -> Distribution."""
+    """Family of distributions: "auto" (categorical, or a Gaussian for real actions, clipped to the bounds), or a custom
+    one: package.module:name (or a function), (space) -> Distribution."""
 
     def __post_init__(self):
         """Chooses the fields that were left out, and checks all of them."""

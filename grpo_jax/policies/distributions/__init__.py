@@ -25,8 +25,8 @@ def make_distribution(space: ActionSpace, action_distribution: str | Callable = 
         return _make_custom(space, action_distribution)
     if action_distribution != "auto":
         raise ConfigError(
-            f"unknown action_distribution {action_distribution!r}: use 'auto', which is a Gaussian for real actions (for "
-            "a custom one, write 'package.module:name')"
+            f"unknown action_distribution {action_distribution!r}: use 'auto', a Gaussian for real actions, or "
+            "'package.module:name' for a custom one"
         )
     match space:
         case Box(low, high):
