@@ -12,7 +12,7 @@ import pytest
 from grpo_jax.observations import flatten_observation, leading_shape
 from grpo_jax.policies import CNN, MLP, NatureCNN
 from grpo_jax.policies.convolutions import nature_cnn, patches
-from grpo_jax.policies.dense import orthogonal, product, side_by_side
+from grpo_jax.policies.dense import orthogonal, product
 from grpo_jax.policies.distributions import categorical, diagonal_gaussian
 from grpo_jax.policies.networks import resolve_network
 from grpo_jax.policies.recurrent import RECURRENT
@@ -355,11 +355,3 @@ def test_initial_kernels_are_orthogonal_and_uniform(shape):
     entries = kernels.reshape(500, -1)
     assert np.max(np.abs(entries.mean(0))) < 5 * 2 / np.sqrt(500 * max(shape))
     np.testing.assert_allclose(np.mean(entries**2), 4 / max(shape), rtol=1e-5)
-
-
-def test_kernels_side_by_side_are_drawn_apart():
-    kernel = side_by_side(orthogonal(2.0), 3)(jax.random.key(0), (4, 15))
-    assert kernel.shape == (4, 15)
-    for gate in jnp.split(kernel, 3, axis=1):
-        np.testing.assert_allclose(gate @ gate.T, 4 * np.eye(4), atol=4e-5)
-    assert not np.array_equal(kernel[:, :5], kernel[:, 5:10])

@@ -1,7 +1,6 @@
 """The public names, their signatures, and a line for every setting."""
 
 import ast
-import importlib
 import inspect
 import pkgutil
 import re
@@ -32,9 +31,6 @@ PROMISED = {
     *("ANCHORED", "CONTINUE", "FRESH", "forked", "with_reference", "make_mesh", "recorded_run", "answer", "warm_start"),
     *("TrainedPolicy", "load", "reached_return", "no_progress", "baselines", "sweep", "plot"),
 }
-NAMES = [module.name for module in pkgutil.walk_packages(grpo_jax.__path__, "grpo_jax.")]
-MODULES = [importlib.import_module(name) for name in NAMES if not name.startswith("grpo_jax.commands")]
-
 SIGNATURES = {
     "Config": "environment algorithm num_envs group_size num_steps num_epochs num_minibatches network",
     "Hyperparams": "learning_rate discount gae_lambda clip_low clip_high kl_coef entropy_coef value_coef max_grad_norm",
@@ -70,12 +66,6 @@ def test_signatures_have_the_promised_arguments():
     for name, arguments in SIGNATURES.items():
         value = pkgutil.resolve_name(f"grpo_jax.{name}")
         assert {*arguments.split()} <= set(inspect.signature(value).parameters), name
-
-
-def test_all_lists_only_what_exists():
-    listed = [(module, public) for module in MODULES for public in getattr(module, "__all__", ())]
-    offenders = [f"{module.__name__}.{public}" for module, public in listed if not hasattr(module, public)]
-    assert listed and not offenders, "\n".join(offenders)
 
 
 def test_every_setting_is_explained():

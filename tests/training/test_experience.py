@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from probes import Probe, acted, bits, known_params, known_policy
-from small import small_config
 
 from grpo_jax import Config, Hyperparams, make_init, make_train_step
 from grpo_jax.algorithms import DR_GRPO, GRPO, GRPO_RETURN_TO_GO, SAME_STEP_GAE, with_reference
@@ -139,37 +138,6 @@ def test_the_trunk_moves_by_the_lead():
     assert begun.episode_length.tolist() == [3] * 4
     assert begun.discounted_return.tolist() == [1.75] * 4
     assert np.array_equal(begun.observation[:, 1], state.observation[jnp.array([0, 0, 2, 2]), 1])
-
-
-# --- generators of random numbers ------------------------------------------------------------------------------------
-
-
-def test_environments_may_keep_their_keys():
-    """Resets and steps agree in what a key is, so that a state may hold those of either."""
-    config = small_config("ppo", KeepsKeys(), num_envs=4, num_steps=4)
-    with jax.default_prng_impl("rbg"):
-        state = jax.jit(make_init(config))(jax.random.PRNGKey(0), Hyperparams())
-        state, metrics = jax.jit(make_train_step(config))(state)
-    assert metrics["episode/count"] == 4
-    kept = jax.tree.leaves(state.rollout.environment.mark)
-    assert [str(jax.random.key_impl(key)) for key in kept] == ["threefry2x32"] * 2
-    assert all(len({key.tobytes() for key in np.asarray(jax.random.key_data(keys))}) == 4 for keys in kept)
-
-
-class KeepsKeys(Probe):
-    """In its state the keys of the reset and of the last step."""
-
-    def reset_env(self, key, params):
-        observation, state = super().reset_env(key, params)
-        return observation, state.replace(mark=(key, key))
-
-    def step_env(self, key, state, action, params):
-        of_reset, _ = state.mark
-        state = state.replace(mark=(of_reset, key), time=state.time + 1)
-        return self.get_obs(state), state, 1.0, False, {}
-
-    def get_obs(self, state, params=None, key=None):
-        return jnp.ones(1)
 
 
 def test_a_baseline_sees_one_window_at_a_time(anchored):
