@@ -17,13 +17,13 @@ from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.commands.harness.trained import PolicyArguments
 from grpo_jax.errors import ConfigError
 from grpo_jax.evaluation.episodes import choose_actions
-from grpo_jax.recording.files import check_place, new_files, write_arrays, write_json
+from grpo_jax.recording.files import check_place, new_files, write_arrays
 from grpo_jax.recording.policy_saver import policy_arrays
-from grpo_jax.runs.run_spec import versions
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 CARRY = "initial_carry"
-USE = """With jax and flatbuffers, but without grpo_jax, for any number n of observations, {shape}:
+USE = """Made with jax {jax} for {platforms}. With jax and flatbuffers, but without grpo_jax, for any number n of
+observations, {shape}:
 
 ```python
 import jax.export
@@ -43,7 +43,7 @@ carry = tuple(np.repeat(leaf, len(observation), axis=0) for leaf in initial)  # 
 ARRAYS = """`policy.safetensors` and `policy.npz` contain the same arrays: parameters, hyperparameters and, where
 observations are normalised, their statistics: networks see `(x - origin - mean) / sqrt(variance + 1e-8)`,
 clipped to plus and minus 10. `policy.npz` has bfloat16 arrays as float32, as
-NumPy has no bfloat16. `manifest.json` lists arguments and platforms.
+NumPy has no bfloat16.
 """
 
 
@@ -82,7 +82,6 @@ def main(arguments: Arguments) -> None:
         save_arrays(policy, out)
         for name, artefact in exported.items():
             (out / f"{name}.jax_export").write_bytes(artefact.serialize())
-        write_json(out / "manifest.json", describe(policy, programs, exported))
         (out / "README.md").write_text(readme(policy, programs), encoding="utf-8")
     console = make_console()
     for path in sorted(arguments.out.iterdir()):
@@ -132,22 +131,6 @@ def save_arrays(policy: TrainedPolicy, out: Path) -> None:
     write_arrays(out / "policy.safetensors", arrays, {})
 
 
-def describe(policy: TrainedPolicy, programs: list[Program], exported: dict[str, export.Exported]) -> dict[str, Any]:
-    lists = {
-        program.name: {
-            "arguments": {
-                name: [f"{leaf.dtype}[{', '.join(map(str, leaf.shape))}]" for leaf in jax.tree.leaves(value)]
-                for name, value in program.arguments.items()
-            },
-            "platforms": exported[program.name].platforms,
-        }
-        for program in programs
-    }
-    env = policy.config.env
-    about = {"run": policy.name, "row": int(policy.row), "score": float(policy.score), "environment": env.name}
-    return about | {"action_space": str(env.action_space), "programs": lists, "versions": versions()}
-
-
 def readme(policy: TrainedPolicy, programs: list[Program]) -> str:
     title = f"# The policy of row {int(policy.row)} of {policy.name}\n\n"
     if not programs:
@@ -156,7 +139,8 @@ def readme(policy: TrainedPolicy, programs: list[Program]) -> str:
     observation, has_carry = programs[0].arguments["observation"], "carry" in programs[0].arguments
     shape = jax.tree.map(lambda leaf: f"{leaf.dtype} [n, {', '.join(map(str, leaf.shape[1:]))}]", observation)
     begin, returns = (BEGIN, "actions, carry") if has_carry else ("", "actions")
-    return title + USE.format(shape=shape, begin=begin, returns=returns, greedy=greedy, sampled=sampled) + ARRAYS
+    values = {"shape": shape, "begin": begin, "returns": returns, "greedy": greedy, "sampled": sampled}
+    return title + USE.format(**values, jax=jax.__version__, platforms=", ".join(PLATFORMS)) + ARRAYS
 
 
 if __name__ == "__main__":

@@ -132,8 +132,7 @@ def test_exported_programs_choose_the_same_actions_without_this_package(tmp_path
     with pytest.raises(ConfigError, match=r"action, carry = policy\.act"):
         policy.act(observation)
     readme = (outs[2] / "README.md").read_text()
-    assert "actions, carry = act.call(observation, carry)" in readme
-    assert json.loads((outs[0] / "manifest.json").read_text())["programs"]["act"]["platforms"] == ["cpu", "cuda", "tpu"]
+    assert "actions, carry = act.call(observation, carry)" in readme and "for cpu, cuda, tpu" in readme
 
 
 def test_arrays_are_exported_with_the_same_names(folder, tmp_path, monkeypatch):
@@ -176,7 +175,7 @@ def test_a_full_disk_leaves_nothing_of_an_export(folder, tmp_path, capsys, monke
     assert "exported cannot be written: No space left on device" in said and said.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
     start()
-    names = "README.md act.jax_export act_sampled.jax_export manifest.json policy.npz policy.safetensors"
+    names = "README.md act.jax_export act_sampled.jax_export policy.npz policy.safetensors"
     assert " ".join(sorted(path.name for path in out.iterdir())) == names
 
 
