@@ -61,21 +61,6 @@ def make_custom_policy(
         if value is not None:
             _check_array(f"{name}: {part} gives values", value, shape, f"they must be [{batch}]")
 
-    def check_init(params, key):
-        for path, leaf in by_path(params).items():
-            if not jnp.issubdtype(leaf.dtype, jnp.floating):
-                raise ConfigError(
-                    f"{name}: init gives {path} of type {leaf.dtype}, but the optimiser needs floating-point arrays; "
-                    f"leave the others out. {_INSTEAD}"
-                )
-            parts, is_trained = path.split("/"), True
-            if policy.trainable is not None:
-                with user_code(f"{name}: trainable fails"):
-                    is_trained = policy.trainable(path)
-            beside_params = is_module and parts[0] == "network" and parts[1] != "params"
-            if is_trained and (beside_params or not _COLLECTIONS.isdisjoint(parts)):
-                raise ConfigError(f"{name}: init gives {path}, which is no parameter. {_INSTEAD}")
-
     def check_step(results, params, observation, carry):
         *outputs, new_carry = results
         check_outputs("step", outputs, leading_shape(observation, 1), "N")
@@ -99,7 +84,7 @@ def make_custom_policy(
         return call
 
     checks = {
-        "init": check_init,
+        "init": lambda params, key: _check_parameters(name, policy, params, is_module),
         "initial_carry": lambda *_: None,
         "step": check_step,
         "sequence": lambda results, *inputs: check_outputs("sequence", results, inputs[-1].shape, "S, N"),
@@ -114,6 +99,23 @@ _INSTEAD = (
     "Gradient steps change all parameters, and running statistics are none: write a layer without, such as LayerNorm, "
     "or normalize_observations=True, or keep them as they are with make_pure_policy(..., trainable=...)"
 )
+
+
+def _check_parameters(name: str, policy: Policy, params: PyTree, is_module: bool) -> None:
+    """Raises ConfigError for arrays that are no parameters, but would be changed by gradient steps."""
+    for path, leaf in by_path(params).items():
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise ConfigError(
+                f"{name}: init gives {path} of type {leaf.dtype}, but the optimiser needs floating-point arrays; "
+                f"leave the others out. {_INSTEAD}"
+            )
+        parts, is_trained = path.split("/"), True
+        if policy.trainable is not None:
+            with user_code(f"{name}: trainable fails"):
+                is_trained = policy.trainable(path)
+        beside_params = is_module and parts[0] == "network" and parts[1] != "params"
+        if is_trained and (beside_params or not _COLLECTIONS.isdisjoint(parts)):
+            raise ConfigError(f"{name}: init gives {path}, which is no parameter. {_INSTEAD}")
 
 
 def _check_array(what: str, array: Any, shape: tuple[int, ...], instead: str) -> None:
