@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from probes import Moving, OneOrThirty, Parts, Questions, QuestionState, Recall
+from gymnax.environments import spaces
+from probes import Moving, OneOrThirty, Parts, Probe, ProbeParams, Questions, QuestionState, Recall
 
 from grpo_jax import Config, Hyperparams, evaluate, run
 from grpo_jax.policies import CNN, MLP
@@ -106,3 +107,33 @@ def test_only_two_frames_show_a_velocity(frame_stack):
     config = Config(Moving(), "ppo", frame_stack=frame_stack, num_steps=8, network=MLP((16,)), **SIZES)
     returns = returns_after(config, 60, learning_rate=0.02)
     assert (returns > 0.95).all() if frame_stack == 2 else (returns < 0.75).all()
+
+
+LOW, HIGH = np.float32([-1.0, 0.0]), np.float32([1.0, 4.0])
+
+
+class Aim(Probe):
+    """One step with reward 1 - squared distance to a target that depends on the mark; NaN outside the bounds."""
+
+    name = "Aim"
+    PARAMS = ProbeParams(max_steps_in_episode=1)
+
+    def step_env(self, key, state, action, params):
+        observation, state, _, terminated, info = super().step_env(key, state, 0, params)
+        target = jnp.stack([1.6 * state.mark - 0.8, 1.0 + state.mark])
+        within = jnp.all((action >= LOW) & (action <= HIGH))
+        return observation, state, jnp.where(within, 1.0 - jnp.sum((action - target) ** 2), jnp.nan), terminated, info
+
+    def action_space(self, params):
+        return spaces.Box(LOW, HIGH, (2,))
+
+
+@pytest.mark.parametrize("algorithm, group_size", [("ppo", 1), ("grpo", 8)])
+def test_real_actions_aim(algorithm, group_size):
+    sizes = {"num_envs": 64, "num_steps": 1, "num_epochs": 2, "num_minibatches": 2, "network": MLP((16,))}
+    rates = jnp.array([0.02, 0.02, 0.0])
+    hyperparams = Hyperparams(learning_rate=rates, final_learning_rate=rates, total_steps=100 * 64.0)
+    config = Config(Aim(), algorithm, group_size=group_size, **sizes)
+    returns = run(config, hyperparams, jax.random.split(jax.random.key(0), 3)).metrics["episode/return_mean"]
+    assert np.isfinite(returns).all()
+    assert (returns[-10:, :2].mean(0) > 0.85).all() and returns[-10:, 2].mean() < 0.4

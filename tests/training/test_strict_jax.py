@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from probes import Probe, copy_task
 
-from grpo_jax import GRPO, PPO, Config, Hyperparams, evaluate, make_init, make_train_step, with_reference
-from grpo_jax.groups import FRESH
+from grpo_jax import GRPO, Config, Hyperparams, evaluate, make_init, make_train_step, with_reference
 from grpo_jax.policies import MLP, Transformer, categorical
 
 SIZES = {"num_envs": 4, "num_minibatches": 1, "num_epochs": 1, "network": MLP((4,))}
@@ -19,16 +18,11 @@ CASES = {
     "ppo": ONE | {"algorithm": "ppo", "normalize_observations": True, "normalize_rewards": True},
     "recurrent": ONE | {"algorithm": "ppo", "network": MLP((4,), recurrent="gru", layer_norm=True), "frame_stack": 2},
     "real actions": ONE | {"algorithm": "ppo", "environment": "Pendulum-v1"},
-    "images": ONE | {"algorithm": "ppo", "environment": "Breakout-MinAtar"},
     "accelerator": ONE | {"algorithm": "ppo", "execution_plan": "gpu"},
     "kernel": ONE | {"algorithm": "kernel_gae", "group_size": 2},
-    "same step": ONE | {"algorithm": "same_step_critic", "group_size": 2},
-    "state hash": ONE | {"algorithm": "state_hash", "group_size": 2},
     "no live group": GROUPS | {"algorithm": "dapo"},  # no group's returns differ, so no sample is valid
     "no valid episode": GROUPS | {"algorithm": GRPO._replace(filter_overlong=True), "num_kept_groups": 1},
-    "pass at k": GROUPS | {"algorithm": "pass_at_k"},
     "vine": GROUPS | {"algorithm": "vine_ppo"},
-    "tokens": TOKENS | {"algorithm": PPO._replace(start=FRESH)},
     "chunked tokens": TOKENS | {"algorithm": with_reference(GRPO), "logits_chunk": 8},
     "truncated tokens": TOKENS | {"algorithm": "grpo", "truncate_sampling": True},
 }
