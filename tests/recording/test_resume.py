@@ -227,7 +227,6 @@ def test_a_signal_loses_no_iteration(number, uninterrupted, environment, tmp_pat
         ("critic", ("seeds=2", "envs=2")),
         ("hash", ("envs=4",)),
         ("forks", ("seeds=2", "envs=2")),
-        ("actions", ("envs=4",)),
     ],
     ids=lambda value: value if isinstance(value, str) else "+".join(value),
 )
