@@ -143,19 +143,10 @@ def with_monte_carlo_values(
     num_branches: int,
     reward_clip: jax.Array | float = math.inf,
 ) -> Trajectory:
-    """Adds the Monte Carlo value of every state of rollouts of one episode each, and the steps of its branches.
+    """The trajectory `[T, B]` of whole episodes with `monte_carlo_values` of its states, and the steps of branches.
 
     A loop over the steps plays the branches of all environments at once. After the end of an episode values are 0, also
-    where a limit cut it, since branches end there too.
-
-    Args:
-      simulator: the policy, the environment and the discount.
-      environment_params: of the environments, each leaf `[B, ...]`.
-      trajectory: `[T, B]`, whole episodes, with the states before each step.
-      key, num_branches, reward_clip: as of `monte_carlo_values`.
-
-    Returns:
-      The trajectory with `value`, `next_value` and `branch_steps`, without the states.
+    where a limit cut it, since branches end there too. The states before each step are left out.
     """
     num_steps = trajectory.reward.shape[0]
     limits = {"num_branches": num_branches, "num_steps": num_steps, "reward_clip": reward_clip}

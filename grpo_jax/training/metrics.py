@@ -78,7 +78,10 @@ def own_metrics(
       ConfigError: a function gives no dict, or a name or a value that cannot be recorded.
     """
     metrics: Metrics = {}
-    for function in config.algorithm.metrics:
+    functions = config.algorithm.metrics
+    if not isinstance(functions, tuple | list) or not all(map(callable, functions)):
+        raise ConfigError(f"{describe_function('metrics', functions)} is no tuple of functions; write metrics=(f,)")
+    for function in functions:
         what = describe_function("metrics", function)
         given = function(trajectory, batch, hyperparams)
         if not isinstance(given, Mapping):

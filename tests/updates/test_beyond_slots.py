@@ -239,6 +239,12 @@ def test_a_metric_that_cannot_be_recorded_names_its_function(given, answer):
         check(Config(environment=Probe(), algorithm=GRPO._replace(metrics=(given,)), **SMALL))
 
 
+@pytest.mark.parametrize("metrics", [rewarded, (3,)])
+def test_own_metrics_are_a_tuple_of_functions(metrics):
+    with pytest.raises(ConfigError, match=r"is no tuple of functions; write metrics=\(f,\)"):
+        check(Config(environment=Probe(), algorithm=GRPO._replace(metrics=metrics), **SMALL))
+
+
 def test_two_own_metrics_of_one_name_are_refused():
     with pytest.raises(ConfigError, match="rewarded gives 'mine/reward', but another metric has this name"):
         check(Config(environment=Probe(), algorithm=GRPO._replace(metrics=(rewarded, rewarded)), **SMALL))
