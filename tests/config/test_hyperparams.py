@@ -49,7 +49,7 @@ def test_every_value_is_a_number_that_means_something():
     assert all(value == math.inf for _, value in accepted if value is not None)
 
 
-@pytest.mark.parametrize("value", [1e-50, ["0.1"], None, "0.1"])
+@pytest.mark.parametrize("value", [1e-50, "0.1"])
 def test_invalid_values_stop_a_run_before_anything_else(value):
     hyperparams = Hyperparams(total_steps=1e3, adam_eps=value)
     with pytest.raises(ConfigError, match="adam_eps="):
