@@ -99,8 +99,11 @@ def opened(env: Any) -> Any:
 
 def _inside(env: Any) -> tuple[str, Any] | None:
     """The attribute of a wrapper that holds an environment, and this; None if there is none."""
-    held = ((name, value) for name, value in _attributes(env).items() if not isinstance(value, type))
-    return next(((name, value) for name, value in held if all(hasattr(value, part) for part in _PARTS[2:4])), None)
+    for name, value in _attributes(env).items():
+        is_environment = all(hasattr(value, part) for part in ("reset_env", "step_env")) and not isinstance(value, type)
+        if is_environment and not any(each is env for each in _attributes(value).values()):  # a helper around it
+            return name, value
+    return None
 
 
 def _attributes(env: Any) -> dict[str, Any]:

@@ -127,6 +127,13 @@ class TimesEnv(purerl.GymnaxWrapper):
         return observation, state, 5 * reward, *others
 
 
+class HelpedByWrapper(CartPole):
+    """Holds a wrapper around itself."""
+
+    def __init__(self):
+        self.helper = Times(self, 2.0)
+
+
 class OverridesStep(CartPole):
     def step(self, key, state, action, params=None):
         return super().step(key, state, action, params)
@@ -160,6 +167,7 @@ def cart_pole():
         (lambda: Times(Times(cart_pole(), 2.0), 3.0), 6.0, "Times(Times(CartPole-v1))"),
         (lambda: Times(purerl.GymnaxWrapper(cart_pole()), 4.0), 4.0, "Times(GymnaxWrapper(CartPole-v1))"),
         (lambda: TimesEnv(cart_pole()), 5.0, "TimesEnv(CartPole-v1)"),
+        (lambda: Times(HelpedByWrapper(), 8.0), 8.0, "Times(CartPole-v1)"),
         (lambda: Times(TimesEnv(Plain()), 2.0), 10.0, "Times(TimesEnv(Plain))"),
         (lambda: Held(purerl.LogWrapper(cart_pole())), 7.0, "Held(LogWrapper(CartPole-v1))"),
     ],

@@ -75,6 +75,7 @@ class Lost(Rooms):
         (("???",), "known: .*CartPole-v1"),
         (("CartPole-v1", {"max_steps": 20}), "no parameter 'max_steps': did you mean 'max_steps_in_episode'"),
         (("Acrobot-v1", {"available_torque": (1.0, 2.0)}), "available_torque has shape .3,., but was given"),
+        (("Acrobot-v1", {"available_torque": (1.0, 2.0, np.inf)}), "available_torque=.* must have finite numbers"),
         (("CartPole-v1", {"max_steps_in_episode": 0}), "leaves no step"),
         ((3,), "does not have gymnax's interface: it lacks default_params"),
         ((Lost(),), r"observes an integer of unknown range\['place'\].room"),
