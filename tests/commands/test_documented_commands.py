@@ -1,14 +1,19 @@
-"""Every command that a page shows has the flags that it is shown with."""
+"""What pages show of commands is so; what `grpo-jax list` and `grpo-jax docs` print."""
 
 import contextlib
 import importlib
+import importlib.metadata
 import io
 import re
 import shlex
 from pathlib import Path
 
+import pytest
+
 from grpo_jax import Config, Hyperparams
-from grpo_jax.commands import lm
+from grpo_jax.algorithms import ALGORITHMS
+from grpo_jax.commands import docs, lm
+from grpo_jax.commands import list as listing
 from grpo_jax.commands.harness import parsing
 from grpo_jax.errors import ConfigError
 
@@ -51,3 +56,32 @@ def test_documented_commands_have_their_flags(monkeypatch):
     commands = [(page, name, flags) for page, name, flags in documented() if "--help" not in flags]
     wrong = [(page, name, flags, what) for page, name, flags in commands if (what := unknown(name, flags))]
     assert len(commands) > 60 and not wrong, "\n".join(map(str, wrong))
+
+
+@pytest.mark.parametrize(
+    "what, words",
+    [
+        ("environments", ["CartPole-v1", "brax:NAME", "tokens:NAME", "package.module:Name"]),
+        ("networks", ["auto", "cnn for images", "transformer"]),
+        ("hyperparameters", ["learning_rate", "clip_high"]),
+        ("algorithms", ["grpo", "2402.03300"]),
+    ],
+)
+def test_a_list_has_a_line_for_each_name(what, words, capsys):
+    listing.main(listing.Arguments(what))
+    printed = capsys.readouterr().out
+    assert all(word in printed for word in words)
+    assert max(map(len, printed.splitlines())) <= 80
+    named = {"algorithms": ALGORITHMS, "hyperparameters": Hyperparams.__dataclass_fields__}
+    assert {*named.get(what, ())} <= {line.split()[0] for line in printed.splitlines()}
+
+
+def test_pages_are_listed_and_printed(monkeypatch, capsys):
+    monkeypatch.setattr(importlib.metadata, "files", lambda name: None)  # as in a clone
+    docs.main(docs.Arguments())
+    assert "Sharp bits" in capsys.readouterr().out
+    docs.main(docs.Arguments("Sharp-Bits.md"))
+    text = docs.pages()["sharp_bits"].read_text(encoding="utf-8")
+    assert capsys.readouterr().out == f"{text}\n"
+    with pytest.raises(ConfigError, match="no page 'sharp_bit': did you mean 'sharp_bits'"):
+        docs.main(docs.Arguments("sharp_bit"))
