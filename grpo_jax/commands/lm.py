@@ -24,13 +24,15 @@ from grpo_jax.language import (
     language_environment,
     load_model,
     load_reward,
+    load_scorer,
     read_prompts,
     split_held_out,
 )
 from grpo_jax.language.folder import as_config_error
-from grpo_jax.language.scorer import load_reward_model
+from grpo_jax.language.rewards import read_weight
 from grpo_jax.objectives import kl_to_behaviour
 from grpo_jax.recording import RunSpec
+from grpo_jax.recording.files import as_path
 from grpo_jax.sweeps.grid import as_numbers, make_grid
 from grpo_jax.training.checks import changed, without_unread
 
@@ -82,8 +84,9 @@ def load_rewards(arguments: Arguments, date: str | None = None) -> tuple[Reward,
     if separator is not None:
         separator = separator.replace("\\n", "\n")
     options = {"label": label, "step_separator": separator, "date": date}
-    models = (load_reward_model(path, **options) for path in arguments.reward_model)
-    return *map(load_reward, arguments.reward), *models
+    models = [(path, 1.0) if as_path(path).exists() else read_weight(path) for path in arguments.reward_model]
+    scorers = (Reward(as_path(path).resolve().name, load_scorer(path, **options), weight) for path, weight in models)
+    return *map(load_reward, arguments.reward), *scorers
 
 
 def make_algorithm(arguments: Arguments) -> Algorithm:

@@ -100,11 +100,9 @@ def as_messages(chat: Any) -> list[dict[str, Any]]:
     """The messages of a chat, as templates take them: the parts of a text are joined; else a ConfigError."""
     messages = [_as_message(each) for each in chat] if isinstance(chat, list | tuple) else []
     if not messages or None in messages:
-        wrong = chat[messages.index(None)] if messages else chat
-        raise ConfigError(
-            'a prompt is a text, or a list of messages such as [{"role": "user", "content": "2 + 3?"}], whose content '
-            f'may also be parts such as [{{"type": "text", "text": "2 + 3?"}}], but this has {wrong!r:.200}'
-        )
+        wrong = f"{chat[messages.index(None)] if messages else chat!r:.200}"
+        form = '[{"role": "user", "content": "2 + 3?"}], or with parts [{"type": "text", "text": "2 + 3?"}] as content'
+        raise ConfigError(f"a prompt is a text, or a list of messages such as {form}, but this has {wrong}")
     return messages
 
 
@@ -133,13 +131,7 @@ def _is_text(part: Any) -> bool:
 
 
 def load_chat_template(folder: Path, description: Mapping[str, Any], **options: Any) -> ChatTemplate | None:
-    """The template of a model folder, chat_template.jinja or a field of tokenizer_config.json; None without one.
-
-    Args:
-      folder: of the model.
-      description: the contents of tokenizer_config.json.
-      options: `variables` and `date`: see `ChatTemplate`.
-    """
+    """The template in chat_template.jinja of a folder or in its tokenizer_config.json, the description; or None."""
     path = file_in(folder, "chat_template.jinja")
     with as_config_error(f"{path} cannot be read: %s"):
         source = path.read_text(encoding="utf-8") if path.exists() else description.get("chat_template")

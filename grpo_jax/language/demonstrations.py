@@ -74,10 +74,8 @@ def demonstration_tokens(task: LanguageTask, demonstrations: Prompts) -> tuple[n
     rows = [_completion(task.model.tokenizer, *pair) for pair in pairs]
     longest = max(range(len(rows)), key=lambda index: len(rows[index]))
     if len(rows[longest]) > task.max_completion:
-        raise ConfigError(
-            f"{sources[longest]}: the completion has {len(rows[longest])} tokens with its end, more "
-            f"than max_completion={task.max_completion}; raise max_completion, or leave it out"
-        )
+        count = f"{sources[longest]}: the completion has {len(rows[longest])} tokens with its end"
+        raise ConfigError(f"{count}, more than max_completion={task.max_completion}; raise that, or leave it out")
     padded = [row + [PAD] * (len(rows[longest]) - len(row)) for row in rows]
     return task.encode(demonstrations), np.array(padded, np.int32)
 

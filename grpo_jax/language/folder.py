@@ -33,13 +33,14 @@ def need(package: str) -> ModuleType:
 
 @contextlib.contextmanager
 def as_config_error(message: str) -> Iterator[None]:
-    """Makes a ConfigError, with the error at %s, of any other: `tokenizers` raises some that are no Exceptions."""
+    """Makes a ConfigError, with the error at the last %s, of any: `tokenizers` raises some that are no Exceptions."""
     try:
         yield
     except (ConfigError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
-        raise ConfigError(message.replace("%s", str(error))) from error
+        before, _, after = message.rpartition("%s")
+        raise ConfigError(f"{before}{error}{after}") from error
 
 
 def file_in(folder: str | Path, name: str) -> Path:

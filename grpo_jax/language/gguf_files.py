@@ -1,6 +1,5 @@
 """Model folders from files of llama.cpp (GGUF): weights, architecture, tokenizer, chat template."""
 
-import importlib.metadata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,8 +43,7 @@ def convert_gguf(path: str | Path, folder: str | Path, *, dtype: str = "float32"
       dtype: of the saved weights, "float32" or "bfloat16".
 
     Raises:
-      ConfigError: the file is damaged, its architecture, quantisation or tokenizer is not supported, or the folder has
-        a model already.
+      ConfigError: the file is damaged or of a kind that is not supported, or the folder has a model already.
     """
     if (as_path(folder) / "config.json").exists():
         raise ConfigError(f"{folder} already has a model; name another folder")
@@ -55,10 +53,8 @@ def convert_gguf(path: str | Path, folder: str | Path, *, dtype: str = "float32"
     numbers = {name: field(f"tokenizer.ggml.{theirs}_token_id", int, -1) for name, theirs in _SPECIAL.items()}
     architecture, context = _architecture(path, field, {tensor.name: tensor.shape for tensor in reader.tensors})
     if not len(tokens) == architecture.vocab_size > max(numbers.values()):
-        raise ConfigError(
-            f"{path}: the tokenizer has {len(tokens)} tokens, among them {numbers}, but the model "
-            f"{architecture.vocab_size}; it belongs to another model, so download another file"
-        )
+        size = f"but the model {architecture.vocab_size}; it belongs to another model, so download another file"
+        raise ConfigError(f"{path}: the tokenizer has {len(tokens)} tokens, among them {numbers}, {size}")
     special = {name: tokens[number] for name, number in numbers.items() if number >= 0}
     ends = list(dict.fromkeys(special[name] for name in ("eos", "eot") if name in special))
     if not ends:
@@ -76,25 +72,10 @@ def convert_gguf(path: str | Path, folder: str | Path, *, dtype: str = "float32"
     )
 
 
-def gguf_in_package(package: str) -> Path:
-    """The only GGUF file of an installed package; ConfigError if there is none, or several."""
-    try:
-        files = importlib.metadata.files(package) or []
-    except (importlib.metadata.PackageNotFoundError, ValueError) as error:
-        raise ConfigError(f"the package {package!r} is not installed: pip install {package}") from error
-    found = [str(file.locate()) for file in files if file.suffix == ".gguf"]
-    if len(found) != 1:
-        several = f"has several GGUF files; give one of them: {', '.join(found)}"
-        raise ConfigError(f"the package {package!r} {several if found else 'has no GGUF file; name another package'}")
-    return Path(found[0])
-
-
 def _open(path: Path) -> tuple[Any, Callable[..., Any]]:
     """A `gguf.GGUFReader`, which maps the weights into memory, and `(name, kind, default) -> value` of its fields."""
     gguf, advice = need("gguf"), "or its quantisation is newer than the package: pip install --upgrade gguf"
-    with as_config_error(
-        f"{path} cannot be read as GGUF: %s; it is cut off or damaged: download it again, {advice}"
-    ):
+    with as_config_error(f"{path} cannot be read as GGUF: %s; missing, cut off or damaged: download it, {advice}"):
         reader = gguf.GGUFReader(path)
 
     def field(name, kind, default=None):
@@ -163,10 +144,8 @@ def _tokenizer(path: Path, field: Callable[..., Any], tokens: list[str], begin: 
 
     kind, before = field("tokenizer.ggml.model", str), field("tokenizer.ggml.pre", str, "none")
     if kind != "gpt2" or before not in _PRE_TOKENIZERS:
-        raise ConfigError(
-            f"{path}: the tokenizer {kind!r} with the pre-tokenizer {before!r} is not supported, only 'gpt2' with one "
-            f"of {', '.join(_PRE_TOKENIZERS)}; use the model's folder as published instead"
-        )
+        only = f"only 'gpt2' with one of {', '.join(_PRE_TOKENIZERS)}; use the model's folder as published instead"
+        raise ConfigError(f"{path}: the tokenizer {kind!r} with the pre-tokenizer {before!r} is not supported, {only}")
     merges = [tuple(merge.split(" ")) for merge in field("tokenizer.ggml.merges", list[str])]
     with as_config_error(f"{path}: the tokenizer's merges do not fit its vocabulary (%s); download the file again"):
         vocabulary = {token: number for number, token in enumerate(tokens)}

@@ -56,10 +56,8 @@ class LanguageModel(NamedTuple):
     def check_tokens(self, largest: int) -> None:
         """Raises ConfigError if there are no embeddings of tokens up to this one."""
         if largest >= self.vocab_size:
-            raise ConfigError(
-                f"{self.folder}: the tokenizer has the token {largest}, but the model only vocab_size="
-                f"{self.vocab_size} in config.json; the tokenizer belongs to another model"
-            )
+            size = f"the model only vocab_size={self.vocab_size}; it belongs to another model"
+            raise ConfigError(f"{self.folder}: the tokenizer has the token {largest}, but {size}")
 
 
 def load_model(
@@ -93,11 +91,8 @@ def load_architecture(folder: str | Path, **changes: Any) -> Transformer:
     """The sizes of a checkpoint's transformer: `Config(network=load_architecture(folder))`.
 
     Args:
-      folder: contains config.json.
+      folder: contains config.json; ConfigError if it has a feature that this transformer lacks, or is damaged.
       changes: fields of the `Transformer` to replace, such as `compute_dtype="bfloat16"`.
-
-    Raises:
-      ConfigError: if the model has a feature that this transformer lacks, or the file is damaged.
     """
     return as_architecture(as_path(folder) / "config.json", read_config(folder), **changes)[0]
 

@@ -75,11 +75,8 @@ def as_prompts(rows: Sequence[dict[str, Any]], sources: Sequence[str] | None = N
         raise ConfigError(f"{sources[0]}: the field {reserved[0]!r} has the name of an argument of rewards; rename it")
     for row, content, source in zip(rows, contents, sources, strict=True):
         if differing := sorted({*names} ^ (row.keys() - {"prompt", "messages"})):
-            has = "lacks" if differing[0] in names else "has"
-            raise ConfigError(
-                f"{source} {has} the field {differing[0]!r}, unlike {sources[0]}; rewards get a field of all prompts, "
-                "so give every line the same fields, null where there is no value"
-            )
+            has = f"{source} {'lacks' if differing[0] in names else 'has'} the field {differing[0]!r}"
+            raise ConfigError(f"{has}, unlike {sources[0]}; give every line the same fields, null without a value")
         if isinstance(content, str) != isinstance(contents[0], str):
             raise ConfigError(f"{source}: some prompts are texts and others messages; write all of them in one way")
     return Prompts(contents, {name: [row[name] for row in rows] for name in names}, sources)
@@ -97,8 +94,8 @@ def split_held_out(prompts: Prompts, share: float) -> tuple[Prompts, Prompts]:
     if len(distinct) < 2:
         raise ConfigError(f"{prompts.sources[0]}: one prompt cannot be split; add prompts, or name a held-out file")
     held_out = set(distinct[: min(max(1, round(share * len(distinct))), len(distinct) - 1)])
-    rows = range(len(hashes))
-    return tuple(prompts.select([row for row in rows if (hashes[row] in held_out) == side]) for side in (False, True))
+    sides = ([row for row, each in enumerate(hashes) if (each in held_out) == side] for side in (False, True))
+    return tuple(map(prompts.select, sides))
 
 
 def prompts_of(prompts: Prompts | Sequence[Prompt]) -> Prompts:

@@ -102,10 +102,8 @@ def check_rewards(rewards: Sequence[Reward], fields: Sequence[str], source: str)
         for name, parameter in _parameters(reward).items():
             variadic = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
             if parameter.default is parameter.empty and not variadic and name not in {*RESERVED, *fields}:
-                raise ConfigError(
-                    f"the reward {reward.name!r} needs {name!r}, but {source} has only the fields "
-                    f"{', '.join(fields) or '(none)'}; add it to every line, or give the argument a default"
-                )
+                has = f"{source} has only the fields {', '.join(fields) or '(none)'}"
+                raise ConfigError(f"the reward {reward.name!r} needs {name!r}, but {has}; add it, or give a default")
 
 
 def call_rewards(rewards: Sequence[Reward], arguments: Mapping[str, Sequence]) -> list[list[Payments | None]]:
@@ -133,10 +131,8 @@ def call_rewards(rewards: Sequence[Reward], arguments: Mapping[str, Sequence]) -
     for paid, text in zip(zip(*payments, strict=True), texts, strict=True):
         if all(each is None for each in paid):
             names = ", ".join(reward.name for reward in rewards)
-            raise RewardError(
-                f"no reward applies to the completion {text!r:.200}, as {names} returned None for it; let one of "
-                "them return a number, such as 0"
-            )
+            none = f"no reward applies to the completion {text!r:.200}, as {names} returned None for it"
+            raise RewardError(f"{none}; let one of them return a number, such as 0")
     return payments
 
 

@@ -63,8 +63,7 @@ def save_model(
       dtype: of the weights, "float32" or "bfloat16".
 
     Raises:
-      ConfigError: for another dtype or combination of variants, params of another architecture, or an end token that
-        the tokenizer lacks.
+      ConfigError: for another dtype or combination of variants, other params, or an end token that is none.
     """
     if isinstance(tokenizer, Tokenizer):
         raise ConfigError("save_model needs a tokenizers.Tokenizer; for the model of a folder, use save_trained")
@@ -103,16 +102,14 @@ def save_adapter(folder: str | Path, model: LanguageModel, params: PyTree, *, dt
     if model.architecture.adapter is None:
         raise ConfigError("save_adapter needs adapters, and the architecture has no lora_rank; use save_trained")
     if changed_fields(model, len(actor_params(params)["embedding"])):
-        raise ConfigError(
-            f"adapters are added to the model in {model.folder}, but the trained one has another architecture or "
-            "context than its config.json; use save_trained, which adds them to the weights"
-        )
+        advice = "use save_trained, which adds adapters to the weights"
+        raise ConfigError(f"the trained model has another architecture or context than its config.json; {advice}")
     tensors = _adapter_weights(model.architecture, params, dtype)
     description = {
         **{"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": str(model.folder.resolve())},
-        **{"r": model.architecture.lora_rank, "lora_alpha": model.architecture.lora_alpha},
-        **{"target_modules": sorted({name.split(".")[-3] for name in tensors})},
-        **{"lora_dropout": 0.0, "bias": "none", "fan_in_fan_out": False, "inference_mode": True},
+        **{"r": model.architecture.lora_rank, "lora_alpha": model.architecture.lora_alpha, "lora_dropout": 0.0},
+        **{"target_modules": sorted({name.split(".")[-3] for name in tensors}), "bias": "none"},
+        **{"fan_in_fan_out": False, "inference_mode": True},
     }
     with _model_files(folder, dtype, model.folder) as new:
         write_json(new / "adapter_config.json", description)
@@ -120,10 +117,7 @@ def save_adapter(folder: str | Path, model: LanguageModel, params: PyTree, *, dt
 
 
 def _adapter_weights(architecture: Transformer, params: PyTree, dtype: str) -> dict[str, jax.Array]:
-    """The tensors of adapters by their names in PEFT: lora_A `[rank, inputs]` and lora_B `[outputs, rank]`.
-
-    The published layers that one of ours joins, such as q, k and v, share its lora_a, and have their columns of lora_b.
-    """
+    """The tensors of adapters by their names in PEFT. Layers that ours joins, such as q, k and v, share its lora_a."""
     arrays, tensors = by_path(actor_params(params)), {}
     for path, names in published_names(architecture).items():
         layer = path.rpartition("/")[0]

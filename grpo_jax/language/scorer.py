@@ -17,7 +17,7 @@ from grpo_jax.language.chat import Messages, joined
 from grpo_jax.language.folder import read_config
 from grpo_jax.language.models import LanguageModel, load_model
 from grpo_jax.language.prompts import prompts_of
-from grpo_jax.language.rewards import Reward, read_weight, text_of
+from grpo_jax.language.rewards import text_of
 from grpo_jax.language.tokenizer import Prompt
 from grpo_jax.language.weights import is_scorer, load_scorer_params
 from grpo_jax.policies import Transformer
@@ -52,8 +52,7 @@ class Scorer:
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[str | Messages]) -> list[Any]:
         """The score of each completion, or with a separator a list of (position, score), one for each step.
 
-        Raises:
-          ConfigError: a text is longer than the scorer's context, or has no token at all.
+        ConfigError if a text is longer than the scorer's context, or has no token at all.
         """
         pairs = zip(prompts_of(prompts).contents, completions, strict=True)
         tokens, ends = zip(*(self._tokens(*pair) for pair in pairs), strict=True)
@@ -128,16 +127,13 @@ def load_scorer(
       date: see `load_tokenizer`.
 
     Raises:
-      ConfigError: a file is missing, the folder has no scorer, its tokenizer is another model's, or the label is
-        unknown.
+      ConfigError: a file is missing, the folder has no scorer, or no such label.
     """
     folder, published = as_path(folder), read_config(folder)
     if not is_scorer(published):
         kinds = ", ".join(published.get("architectures") or ["a model without architectures in config.json"])
-        raise ConfigError(
-            f"{folder} is no scorer but {kinds}; name a folder in the layout of transformers' "
-            "AutoModelForSequenceClassification, such as LlamaForSequenceClassification"
-        )
+        layout = "name a folder in the layout of transformers' LlamaForSequenceClassification"
+        raise ConfigError(f"{folder} is no scorer but {kinds}; {layout}")
     if step_separator == "":
         raise ConfigError("step_separator is empty; write the text that ends a step, or leave it out")
     model = load_model(folder, date=date, tie_embeddings=True)  # there are no logits of tokens
@@ -146,13 +142,6 @@ def load_scorer(
     weights = head[_label_index(folder, published.get("id2label") or {}, len(head), label)]
     params, weights = jax.device_put((params, weights), jax.devices("cpu")[0])
     return Scorer(model, params, weights, published.get("pad_token_id"), step_separator)
-
-
-def load_reward_model(path: str, **options: Any) -> Reward:
-    """The reward FOLDER or FOLDER=WEIGHT by a scorer, with the name of its folder; see `load_scorer`."""
-    folder, weight = (path, 1.0) if as_path(path).exists() else read_weight(path)
-    scorer = load_scorer(folder, **options)
-    return Reward(as_path(folder).resolve().name, scorer, weight)
 
 
 def _label_index(folder: Path, names: dict[str, str], num_labels: int, label: str | None) -> int:

@@ -10,15 +10,10 @@ from grpo_jax.language.tokenizer import Tokenizer
 
 
 def stop_moves(strings: Sequence[str], tokenizer: Tokenizer, num_tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """What finds strings in the text of tokens, one token at a time, wherever the tokens divide the text.
+    """What finds `S` strings in the text of `V` tokens, one token at a time, wherever the tokens divide the text.
 
     For each string an automaton counts how many of its bytes the text ends with. A token moves it as all of its bytes
-    do: one lookup.
-
-    Args:
-      strings: `S` strings, none of which is empty.
-      tokenizer: a byte-level BPE, else a ConfigError: what a token adds to a text depends on the tokens before.
-      num_tokens: `V`, of which a completion is made.
+    do: one lookup. ConfigError if what a token adds to a text depends on those before, unlike in a byte-level BPE.
 
     Returns:
       int32 `[S, Q, V]`, the count after each token, for each count before it; a string that was found stays so. And int
@@ -55,10 +50,8 @@ def _token_bytes(tokenizer: Tokenizer, num_tokens: int) -> list[bytes]:
     """`[num_tokens]`: what each token adds to a text, in UTF-8; nothing, if it is special or not there."""
     decoder = json.loads(tokenizer.backend.to_str())["decoder"] or {}
     if "ByteLevel" not in {part["type"] for part in decoder.get("decoders", [decoder]) if part}:
-        raise ConfigError(
-            "stop strings need a tokenizer of bytes (a byte-level BPE, as of Llama 3 and Qwen), and that of the model "
-            "is none; leave them out, and let a reward judge the text before the string"
-        )
+        advice = "leave them out, and let a reward judge the text before the string"
+        raise ConfigError(f"stop strings need a tokenizer of bytes (byte-level BPE, as of Llama 3 and Qwen); {advice}")
     special = {token for token, added in tokenizer.backend.get_added_tokens_decoder().items() if added.special}
     names = [None if token in special else tokenizer.backend.id_to_token(token) for token in range(num_tokens)]
     # A name with other letters stands for itself.

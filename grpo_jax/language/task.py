@@ -50,8 +50,7 @@ class LanguageTask:
         prompts), of the programs that train on it.
 
     Raises:
-      ConfigError: a prompt with its completion is longer than the model's context, a reward needs a field that the
-        prompts lack, or the held-out prompts have other fields.
+      ConfigError: a prompt with its completion is too long, or a reward or the held-out prompts need other fields.
     """
 
     model: LanguageModel
@@ -78,10 +77,9 @@ class LanguageTask:
         object.__setattr__(self, "times", PhaseTimes())
         training, held_out = self.prompts, self.held_out or self.prompts
         if (held_out.fields.keys(), held_out.are_chats) != (training.fields.keys(), training.are_chats):
-            raise ConfigError(
-                f"{held_out.sources[0]}: held-out prompts have the fields {sorted(held_out.fields)}, and those to "
-                f"train on {sorted(training.fields)}; write both in the same way"
-            )
+            fields = f"{sorted(held_out.fields)}, and those to train on {sorted(training.fields)}"
+            source = held_out.sources[0]
+            raise ConfigError(f"{source}: held-out prompts have the fields {fields}; write both in the same way")
         check_rewards(self.rewards, list(self.prompts.fields), self.prompts.sources[0])
         self.tokens  # noqa: B018, checks the lengths
         for scorer in (reward.function for reward in self.rewards if isinstance(reward.function, Scorer)):
@@ -134,11 +132,9 @@ class LanguageTask:
         tokens = encode_prompts(self.model.tokenizer, prompts._replace(contents=contents))
         longest = (tokens != PAD).sum(axis=1).argmax()
         if (length := tokens.shape[1] + self.max_completion) > self.model.context:
-            raise ConfigError(
-                f"{prompts.sources[longest]}: the prompt has {tokens.shape[1]} tokens, and {length} with a completion "
-                f"of max_completion={self.max_completion}, more than the model's context of {self.model.context} "
-                "(max_position_embeddings); shorten it or leave it out, or lower max_completion"
-            )
+            size = f"the prompt has {tokens.shape[1]} tokens, and {length} with a completion of {self.max_completion}"
+            advice = f"more than the model's context of {self.model.context}; shorten it, or lower max_completion"
+            raise ConfigError(f"{prompts.sources[longest]}: {size}, {advice}")
         self.model.check_tokens(tokens.max())
         return tokens
 
@@ -169,9 +165,6 @@ class LanguageTask:
           tokens: int `[..., L]`: their completions, -1 after the end.
           steps: give values at each token, `[..., L, K]`, instead of their sums: a step is paid by the token that
             completes its text, and a whole completion by its last token.
-
-        Raises:
-          RewardError: a reward failed.
         """
         arguments = self._reward_arguments(prompt, tokens)
         payments, shape = call_rewards(self.rewards, arguments), (*np.shape(tokens), len(self.rewards))

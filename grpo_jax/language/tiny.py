@@ -7,7 +7,6 @@ from typing import Any
 import jax
 
 from grpo_jax.errors import ConfigError
-from grpo_jax.language.models import MODEL_TYPES
 from grpo_jax.language.saving import save_model
 from grpo_jax.policies import Transformer, categorical, make_token_policy
 
@@ -22,10 +21,8 @@ def make_tiny_model(
     folder: str | Path,
     texts: Iterable[str],
     *,
-    model_type: str = "qwen3",
     num_layers: int = 2,
     width: int = 64,
-    num_heads: int = 4,
     vocab_size: int = 512,
     context: int = 512,
     seed: int = 0,
@@ -33,22 +30,18 @@ def make_tiny_model(
     """Writes a model folder, to try things out: random weights, and a byte-level BPE of the texts.
 
     Args:
-      folder: the folder to write.
+      folder: the folder to write; ConfigError if it has a model already.
       texts: what the tokenizer is trained on.
-      model_type: the layout: llama, qwen2 or qwen3.
-      num_layers, width, num_heads: of the transformer, with half as many heads of keys and values.
+      num_layers, width: of the transformer, a Qwen3 with 4 heads.
       vocab_size: the most tokens, at least the 256 bytes and the two special tokens.
       context: the most tokens of a prompt and its completion.
       seed: of the weights.
-
-    Raises:
-      ConfigError: the folder has a model already.
     """
     if (Path(folder) / "config.json").exists():
         raise ConfigError(f"{folder} already has a model; name another folder")
     tokenizer = train_tokenizer(texts, vocab_size)
-    sizes = {"num_layers": num_layers, "width": width, "num_heads": num_heads, "num_kv_heads": max(1, num_heads // 2)}
-    architecture = Transformer(**sizes, tie_embeddings=True, **MODEL_TYPES[model_type])
+    sizes = {"num_layers": num_layers, "width": width, "num_heads": 4, "num_kv_heads": 2}
+    architecture = Transformer(**sizes, tie_embeddings=True, qk_norm=True)
     policy = make_token_policy(architecture, categorical(tokenizer.get_vocab_size()), max_steps=1)
     params = jax.jit(policy.init)(jax.random.key(seed))
     save_model(folder, architecture, params, tokenizer, end_token=END, context=context, chat_template=CHAT_TEMPLATE)

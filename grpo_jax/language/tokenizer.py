@@ -46,17 +46,14 @@ class Tokenizer:
     def render(self, messages: Messages, *, add_generation_prompt: bool = True) -> str:
         """The text that the model reads for a chat: see `ChatTemplate.render`; ConfigError without a chat template."""
         if self.template is None:
-            raise ConfigError(
-                "the model's folder has no chat template (chat_template.jinja, or a field of tokenizer_config.json), "
-                "so it cannot read messages; write prompts as text, without a system prompt, or use a model for chats"
-            )
+            advice = "write prompts as text, without a system prompt, or use a model for chats"
+            raise ConfigError(f"the model's folder has no chat template, so it cannot read messages; {advice}")
         return self.template.render(messages, add_generation_prompt=add_generation_prompt)
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """The tokens of a text or a chat that is to be completed.
+        """The tokens of a text or a chat that is to be completed: see `render`.
 
-        A text has the special tokens at its beginning, but not those that the tokenizer would append. A chat ends with
-        what begins an answer; if its last message is the assistant's, this is the beginning of the answer.
+        A text has the special tokens at its beginning, but not those that the tokenizer would append.
         """
         if not isinstance(prompt, str):
             return self._encoding(self.render(prompt)).ids
@@ -86,10 +83,8 @@ class Tokenizer:
         return self._text(tokens * 2) == "a a"
 
     def _encoding(self, text: str, *, add_special_tokens: bool = False) -> Any:
-        if not isinstance(text, str):
-            raise ConfigError(f"{text!r:.200} is no text; write one")
-        if any("\ud800" <= letter <= "\udfff" for letter in text):
-            raise ConfigError(f"{text[:200]!r} is not a text in Unicode: half of a surrogate pair is alone; remove it")
+        with as_config_error(f"{text!r:.200} is not a text in Unicode, as where half of a surrogate pair is alone: %s"):
+            text.encode()
         with as_config_error(f"tokenizer.json fails for {text[:200]!r}: %s; copy the file again"):
             return self.backend.encode(text, add_special_tokens=add_special_tokens)
 
@@ -166,8 +161,7 @@ def load_tokenizer(
     ends = list(dict.fromkeys(end for end in ends if end is not None and end >= 0))  # -1: none
     if not ends:
         raise ConfigError(
-            f"{folder} names no end token, so completions would never end: generation_config.json or config.json needs "
-            "eos_token_id, or tokenizer_config.json eos_token"
+            f"{folder} names no end token, so completions would never end; config.json needs eos_token_id"
         )
     return Tokenizer(tokenizer, ends, load_chat_template(folder, description, variables=template_variables, date=date))
 

@@ -56,8 +56,7 @@ def load_params(folder: str | Path) -> PyTree:
       folder: contains config.json and either model.safetensors or model.safetensors.index.json with the files it lists.
 
     Raises:
-      ConfigError: if a file or a weight is missing, a file cannot be read, or a weight is not finite, of whole numbers,
-        or not of the size in config.json; or the folder is a scorer's.
+      ConfigError: a file or a weight is missing, damaged or of another size, or the folder is a scorer's.
     """
     if is_scorer(published := read_config(folder)):
         raise ConfigError(f"{folder} is a scorer ({published['architectures']}), not a language model; use load_scorer")
@@ -108,21 +107,16 @@ def published_weights(architecture: Transformer, params: PyTree, dtype: str = "f
     """The tensors of a checkpoint by their names: the inverse of `load_params`. Adapters (LoRA) are added to them.
 
     Args:
-      architecture: of the params.
+      architecture: of the params, which else are a ConfigError.
       params: `{"actor": ...}` or `{"actor_critic": ...}`; the parameters of a critic are left out.
       dtype: of the tensors, float32 or bfloat16.
-
-    Raises:
-      ConfigError: the params do not fit the architecture, or have an axis of rows.
     """
     plain, merged = merge_lora(architecture, {"actor": actor_params(params)})
     arrays, tensors, published = by_path(merged["actor"]), {}, published_names(architecture)
     known = {path for path in arrays if not path.startswith("value/")}
     if different := sorted(known ^ published.keys()):
-        raise ConfigError(
-            f"{', '.join(different)}: in the params or in the architecture, but not in both; use the architecture of "
-            "the policy, config.network"
-        )
+        different = ", ".join(different)
+        raise ConfigError(f"{different}: in the params or in the architecture, but not in both; use config.network")
     if arrays["norm/scale"].ndim > 1:
         raise ConfigError("the params have an axis of rows; choose one: jax.tree.map(lambda leaf: leaf[0], params)")
     _check_shapes("the params", plain, merged["actor"])

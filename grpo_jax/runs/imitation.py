@@ -40,21 +40,22 @@ _Learner = collections.namedtuple("_Learner", "params, opt_state, key, accuracy,
 def warm_start(config: Config, keys: jax.Array, *, batch_size: int = 128, **options: Any) -> WarmStart:
     """Trains one policy for each key on a token task's solutions, until enough of its sampled answers are correct.
 
-    All prompts are training prompts, `batch_size` in each gradient step. `options` are those of `imitate`, of which
-    `target` is required.
-
-    Raises:
-      ConfigError: the environment is not made of a token task, or an option is out of range.
+    Args:
+      config: of an environment such as "tokens:sort-5", else a ConfigError.
+      keys: `[R]`, one for all randomness of each row.
+      batch_size: solutions of training prompts in each gradient step.
+      options: see `imitate`; `target` is required.
     """
     if config.env.task is None:
         raise ConfigError(f"{config.env.name!r} has no solutions to learn from; use a token task such as tokens:sort-5")
-    return imitate(
-        config,
-        keys,
-        lambda params, key: imitation_loss(config, params, key, batch_size),
-        lambda params, key: answer(config, params, key, num_prompts=NUM_ANSWERS).correct.mean(),
-        **options,
-    )
+
+    def loss(params: PyTree, key: jax.Array) -> jax.Array:
+        return imitation_loss(config, params, key, batch_size)
+
+    def accuracy(params: PyTree, key: jax.Array) -> jax.Array:
+        return answer(config, params, key, num_prompts=NUM_ANSWERS).correct.mean()
+
+    return imitate(config, keys, loss, accuracy, **options)
 
 
 @kept_programs()
@@ -79,12 +80,9 @@ def imitate(
       loss: `(params, key) -> scalar`, such as `imitation_loss`; the key draws a batch.
       accuracy: `(params, key) -> scalar`; the key draws samples.
       target: fraction of correct samples, in (0, 1]; checked every `UPDATES_PER_CHUNK` updates.
-      learning_rate: Adam's step size.
+      learning_rate: Adam's step size, positive.
       max_updates: a row stops after this many, even below the target.
       report: called on the host after each check with accuracies and numbers of updates so far, each `[R]`.
-
-    Raises:
-      ConfigError: the target is not in (0, 1], or the learning rate is not positive.
     """
     if not (0 < target <= 1 and 0 < learning_rate < math.inf):
         wrong = f"target={target} must be a fraction of right answers, such as 0.5"
@@ -122,7 +120,7 @@ def imitate(
         learners = chunk(learners)
         if report is not None:
             report(np.asarray(learners.accuracy), np.asarray(learners.updates))
-    return WarmStart(jax.device_get(learners.params), np.asarray(learners.accuracy), np.asarray(learners.updates))
+    return WarmStart(*jax.device_get((learners.params, learners.accuracy, learners.updates)))
 
 
 def imitation_loss(config: Config, params: PyTree, key: jax.Array, batch_size: int) -> jax.Array:

@@ -1,6 +1,7 @@
 """The command for language models: from a tiny model to a trained folder, and errors in one line."""
 
 import json
+import operator
 import signal
 import sys
 import types
@@ -30,12 +31,6 @@ def digits(completions, **fields):
     return [sum(map(str.isdecimal, text)) / max(len(text), 1) for text in completions]
 
 
-def failing(completions, **fields):
-    """Of a judge that may fail."""
-    JUDGE.answers -= 1
-    return [None if JUDGE.answers < 0 else 0.0 for text in completions]
-
-
 def stopping(completions, **fields):
     """The share of digits, by a judge that may fail."""
     JUDGE.answers -= 1
@@ -63,7 +58,7 @@ def folder(tmp_path, monkeypatch):
     rows = [{"prompt": f"{a} + {b} =", "answer": str(a + b)} for a in range(5) for b in range(4)]
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     module = types.ModuleType("my_rewards")
-    for function in (digits, failing, stopping, sometimes, interrupting):
+    for function in (digits, stopping, sometimes, interrupting):
         setattr(module, function.__name__, function)
     monkeypatch.setitem(sys.modules, "my_rewards", module)
     monkeypatch.chdir(tmp_path)
@@ -76,22 +71,31 @@ def make_tiny(width=32):
 
 def train(flags):
     fixed = "--model tiny --prompts prompts.jsonl --max-completion 6 --num-held-out 2 --no-compilation-cache"
-    arguments = lm.parse(f"{fixed} {flags}".split())
-    lm.main(arguments)
+    lm.main(lm.parse(f"{fixed} {flags}".split()))
+
+
+def written(name):
+    """What a run has written to a file in out/."""
+    text = Path("out", name).read_text()
+    return [json.loads(line) for line in text.splitlines()] if name.endswith("l") else json.loads(text)
+
+
+def has_learnt():
+    trained, first = (load_params(path)["actor"]["embedding"] for path in ("out/model", "tiny"))
+    return not np.array_equal(trained, first)
 
 
 @pytest.mark.slow
 def test_a_model_is_trained_and_saved(folder):
     make_tiny()
     train("--reward my_rewards:digits --num-iterations 40 --learning-rate 1e-2 --sample-every 10 --out out")
-    points = json.loads((folder / "out" / "held_out.json").read_text())
+    points = written("held_out.json")
     assert [point["iteration"] for point in points] == [0, 10, 20, 30, 40]
     before, after = (np.mean(points[i]["rewards"]["digits"]) for i in (0, -1))
     assert before < 0.25 and after > 0.5
     assert set(points[0]["pass_at_k"]) == {"1", "2", "4", "8"}
     assert load_model(folder / "out" / "model").tokenizer.encode("1 +") == load_model("tiny").tokenizer.encode("1 +")
-    trained, first = load_params(folder / "out" / "model"), load_params("tiny")
-    assert not np.array_equal(trained["actor"]["embedding"], first["actor"]["embedding"])
+    assert has_learnt()
 
 
 @pytest.mark.slow
@@ -99,7 +103,7 @@ def test_only_the_most_probable_tokens_of_a_large_vocabulary_are_sampled(folder,
     monkeypatch.setattr(lm, "SMALL_VOCABULARY", 100)
     make_model("tiny", context=512)
     train("--reward my_rewards:digits --num-iterations 2 --top-k 1 --num-microbatches 2 --out out")
-    lines = [json.loads(line) for line in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
+    lines = written("metrics.jsonl")
     assert [line["policy/entropy"] for line in lines] == [[0.0], [0.0]]
 
 
@@ -109,13 +113,13 @@ def test_a_schedule_ends_with_the_last_iteration(folder, capsys):
     make_model("tiny", context=512)
     ends = "--max-completion 200 --num-prompts 2 --group-size 2 --num-samples 2 --temperature 100"
     train(f"--reward my_rewards:digits --num-iterations 10 {ends} --schedule linear --learning-rate 1e-3 --out out")
-    lines = [json.loads(line) for line in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
+    lines = written("metrics.jsonl")
     assert lines[-1]["environment_steps"][0] < 0.9 * 10 * 4 * 200
     rates = [line["optim/learning_rate"][0] for line in lines]
     np.testing.assert_allclose(rates, 1e-3 * (1 - np.arange(10) / 10), rtol=1e-5)
     printed = capsys.readouterr().out
     assert "90%, iteration 9, " in printed and "; 100.0% of num_iterations used" in printed
-    (run,) = json.loads((folder / "out" / "summary.json").read_text())["runs"]
+    (run,) = written("summary.json")["runs"]
     assert run["ended_by"] == ["num_iterations"] and run["budget_used"] == [1.0]
 
 
@@ -123,7 +127,7 @@ def test_a_schedule_ends_with_the_last_iteration(folder, capsys):
 def test_a_reward_that_fails_loses_nothing(folder, capsys):
     make_tiny()
     JUDGE.answers = 14  # two measurements on 2 held-out prompts, and ten iterations
-    flags = "--reward my_rewards:failing --num-iterations 20 --out out --sample-every 5 --checkpoint-every 5"
+    flags = "--reward my_rewards:stopping --num-iterations 20 --out out --sample-every 5 --checkpoint-every 5"
     with pytest.raises(SystemExit):
         command(lambda: train(flags))
     said = capsys.readouterr().err
@@ -131,9 +135,9 @@ def test_a_reward_that_fails_loses_nothing(folder, capsys):
     assert "repeat the command with --resume --out out" in said and "Traceback" not in said
     JUDGE.answers = 1000
     train(f"{flags} --resume")
-    iterations = [json.loads(line)["iteration"] for line in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
+    iterations = [line["iteration"] for line in written("metrics.jsonl")]
     assert iterations == list(range(20))
-    points = json.loads((folder / "out" / "held_out.json").read_text())
+    points = written("held_out.json")
     assert [point["iteration"] for point in points] == [0, 5, 10, 15, 20]
     assert all(point["seconds"]["updates"] > 0 for point in points[1:])  # also of the one that the run goes on from
 
@@ -174,14 +178,14 @@ def test_what_one_watches(folder, capsys):
     small = "--num-prompts 2 --group-size 4 --num-samples 2 --num-final 4 --num-iterations 6 --sample-every 2"
     stops = "--stop-at-reward -5 --stop-string 7"
     train(f"--reward my_rewards:digits=2 --reward my_rewards:sometimes {small} {stops} --out out")
-    lines = [json.loads(line) for line in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
+    lines = written("metrics.jsonl")
     assert [line["iteration"] for line in lines] == [0, 1]  # at the first measurement after the start
     for line in lines:
         parts = 2 * line["reward/digits_mean"][0] + 0.5 * line["reward/sometimes_mean"][0]  # of half of them
         np.testing.assert_allclose(parts, line["episode/return_mean"][0], rtol=1e-5)
         assert 0 < line["episode/cut_fraction"][0] <= 1 and line["reward/digits_std"][0] > 0
-    samples = [json.loads(line) for line in (folder / "out" / "samples.jsonl").read_text().splitlines()]
-    points = json.loads((folder / "out" / "held_out.json").read_text())
+    samples = written("samples.jsonl")
+    points = written("held_out.json")
     assert [sample["iteration"] for sample in samples] == [0, 0, 2, 2]
     assert [point["iteration"] for point in points] == [0, 2]
     texts = [text for sample in samples for text in [*sample["sampled"], sample["greedy"]]]
@@ -206,10 +210,7 @@ def test_a_run_that_is_ended_early_leaves_its_model(folder, capsys):
     with pytest.raises(SystemExit):
         command(lambda: train(f"{flags} --learning-rate 1e-2 --checkpoint-every 0 --out out"))
     assert "saved in out, for good" in capsys.readouterr().err
-    lines = (folder / "out" / "metrics.jsonl").read_text().splitlines()
-    assert 0 < len(lines) < 100
-    trained, first = load_params(folder / "out" / "model"), load_params("tiny")
-    assert not np.array_equal(trained["actor"]["embedding"], first["actor"]["embedding"])
+    assert 0 < len(written("metrics.jsonl")) < 100 and has_learnt()
 
 
 @pytest.mark.slow
@@ -234,7 +235,7 @@ def test_a_sweep_compiles_once(folder, monkeypatch, capsys):
     first, *trained = (load_params(path) for path in ("tiny", *sorted(folder.glob("out/learning_rate_*/model"))))
     same = [jax.tree.all(jax.tree.map(np.array_equal, first, params)) for params in trained]
     assert same == [True, False]
-    runs = json.loads((folder / "out" / "summary.json").read_text())["runs"]
+    runs = written("summary.json")["runs"]
     assert [run["values"] for run in runs] == [{"learning_rate": 0.0}, {"learning_rate": 0.01}]
     assert "learning_rate=0.01" in capsys.readouterr().out.split("final reward")[1]
 
@@ -274,7 +275,7 @@ def test_measurements_cost_at_most_a_fifth_of_the_run():
     """By default; one before and one after training remain."""
 
     def interval(flags):
-        arguments = lm.parse(f"--model m --prompts p --reward r:r {flags}".split())
+        arguments = parse(flags)
         return measurement_interval(arguments, arguments.hyperparams.num_iterations, arguments.num_held_out)
 
     # 100 iterations of 64 completions: 1280 - 128 for 4 measurements of 32 * 9 completions.
@@ -283,19 +284,15 @@ def test_measurements_cost_at_most_a_fifth_of_the_run():
     assert interval("--sample-every 7") == 7
 
 
-@pytest.mark.parametrize(
-    "flags, low, high", [("grpo", 0.2, 0.2), ("dapo", 0.2, 0.28), ("gspo --clip-low 0.01", 0.01, 0.04)]
-)
-def test_clip_widths_are_the_algorithms_own(flags, low, high):
-    arguments = lm.parse(f"--model m --prompts p --reward r:r --algorithm {flags}".split())
-    assert (arguments.hyperparams.clip_low, arguments.hyperparams.clip_high) == (low, high)
-    assert arguments.hyperparams.learning_rate == 1e-5 and arguments.max_completion == 256
+def parse(flags):
+    return lm.parse(f"--model m --prompts p --reward r:r {flags}".split())
 
 
-def test_a_given_budget_replaces_the_default_one():
-    def budget(flags):
-        given = lm.parse(f"--model m --prompts p --reward r:r {flags}".split()).hyperparams
-        return given.total_steps, given.num_iterations
-
-    assert budget("") == (Hyperparams.total_steps, 100) and budget("--num-iterations 7")[1] == 7
-    assert budget("--total-steps 200") == budget("--total-steps=200") == (200, None)
+def test_clip_widths_are_the_algorithms_own_and_a_given_budget_replaces_the_default_one():
+    widths = {"grpo": (0.2, 0.2), "dapo": (0.2, 0.28), "gspo --clip-low 0.01": (0.01, 0.04)}
+    for flags, width in widths.items():
+        hyperparams = parse(f"--algorithm {flags}").hyperparams
+        assert (hyperparams.clip_low, hyperparams.clip_high) == width and hyperparams.learning_rate == 1e-5
+    budget = operator.attrgetter("hyperparams.total_steps", "hyperparams.num_iterations")
+    assert budget(parse("")) == (Hyperparams.total_steps, 100) and budget(parse("--num-iterations 7"))[1] == 7
+    assert budget(parse("--total-steps 200")) == budget(parse("--total-steps=200")) == (200, None)

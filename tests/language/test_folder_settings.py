@@ -129,10 +129,10 @@ RENDERED = {
 
 def test_chats_are_rendered_as_transformers_does(tmp_path):
     for case, (template, messages, text) in RENDERED.items():
-        make_model(tmp_path, chat_template=None if case == "answer" else template)
+        folder = make_model(tmp_path / case, chat_template=None if case == "answer" else template)
         if case == "answer":
-            (tmp_path / "chat_template.jinja").write_text(template)
-        tokenizer = load_tokenizer(tmp_path)
+            (folder / "chat_template.jinja").write_text(template)
+        tokenizer = load_tokenizer(folder)
         found = tokenizer.backend.decode(tokenizer.encode(messages), skip_special_tokens=False)
         assert text in found and (messages[-1]["role"] != "assistant" or found.endswith(text)), case
 

