@@ -76,8 +76,6 @@ class Config(KnownFields):
     optimizer: str | Callable = "adam"
     """Optimiser: "adam", "adamw", "sgd", "rmsprop", "muon", package.module:name (or a function of the hyperparameters
     and the learning rate that gives an optax.GradientTransformation)."""
-    moments_dtype: str = "float32"
-    """Type in which the optimiser keeps its moments: "float32", or "bfloat16" for half of their memory."""
     schedule: str | Callable = "linear"
     """Learning rate over training: "constant", "linear", "cosine", package.module:name (or a function of progress in
     [0, 1]), from learning_rate to final_learning_rate; or "adaptive_kl", which starts at learning_rate and follows

@@ -13,7 +13,7 @@ import jax
 from grpo_jax.devices.execution_plan import resolve_plan
 from grpo_jax.environments.spaces import Discrete
 from grpo_jax.errors import ConfigError, as_count
-from grpo_jax.policies.transformer import DTYPES, Transformer
+from grpo_jax.policies.transformer import Transformer
 
 MAX_SAMPLES = 2**26
 """Samples of a batch. With more, fewer than five random bits would be left beside the index: see `shuffled_order`."""
@@ -90,7 +90,6 @@ def _environment(config: Any) -> Rules:
 
 def _sizes(config: Any) -> Rules:
     """The sizes of an iteration and of its groups."""
-    yield config.moments_dtype not in DTYPES, f"moments_dtype={config.moments_dtype!r}; use one of {', '.join(DTYPES)}"
     branches = f", {config.branch_steps} of them in branches that value states" if config.branch_steps else ""
     yield (
         config.steps_per_iteration > MAX_STEPS,

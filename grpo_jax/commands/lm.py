@@ -118,7 +118,7 @@ def make_plan(arguments: Arguments, task: LanguageTask) -> RunSpec:
         algorithm=algorithm,
         num_envs=arguments.num_prompts * arguments.group_size,
         **given("group_size", "num_epochs", "num_minibatches", "num_microbatches"),
-        **given("optimizer", "moments_dtype", "schedule"),
+        **given("optimizer", "schedule"),
         truncate_sampling=arguments.hyperparams.truncates,
         network=architecture,
         logits_chunk=large_chunk if arguments.logits_chunk is None else arguments.logits_chunk,

@@ -15,7 +15,6 @@ from grpo_jax.errors import ConfigError, are_alike, describe_arrays, describe_fu
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.importing import import_custom, is_custom
 from grpo_jax.types import PyTree, by_path
-from grpo_jax.updates.opt_state import bfloat16_moments
 from grpo_jax.updates.schedules import ADAPTIVE_KL, AdaptiveState, LearningRates, learning_rates
 
 CRITIC = "critic"
@@ -77,7 +76,7 @@ def scheduled_optimizer(
         update in an iteration, whose KL is 0.
     """
     rates = learning_rates(config.schedule, hyperparams, progress)
-    optimizer = make_optimizer(config.optimizer, hyperparams, rates, config.moments_dtype)
+    optimizer = make_optimizer(config.optimizer, hyperparams, rates)
     if config.schedule != ADAPTIVE_KL:
         return optimizer, rates
     if hyperparams.warmup is not None:
@@ -89,7 +88,7 @@ def scheduled_optimizer(
         )
 
     def update(gradient: PyTree, state: AdaptiveState, params: PyTree = None) -> tuple[PyTree, AdaptiveState]:
-        with_rates = make_optimizer(config.optimizer, hyperparams, state.rates, config.moments_dtype)
+        with_rates = make_optimizer(config.optimizer, hyperparams, state.rates)
         steps, inner = with_rates.update(gradient, state.state, params)
         return steps, AdaptiveState(state.rates, inner)
 
@@ -104,14 +103,13 @@ def make_flattening(config: Config, hyperparams: Hyperparams, params: PyTree) ->
     """
     leaves = jax.tree.leaves(params)
     is_small = sum(leaf.size for leaf in leaves) <= MAX_FLAT_PARAMETERS and len({leaf.dtype for leaf in leaves}) == 1
-    is_elementwise = config.optimizer in _ELEMENTWISE and config.moments_dtype == "float32"
-    if is_elementwise and hyperparams.critic_learning_rate is None and is_small:
+    if config.optimizer in _ELEMENTWISE and hyperparams.critic_learning_rate is None and is_small:
         return lambda tree: ravel_pytree(tree)[0], ravel_pytree(params)[1]
     return (lambda tree: tree), (lambda tree: tree)
 
 
 def make_optimizer(
-    optimizer: str | Callable, hyperparams: Hyperparams, rates: LearningRates, moments_dtype: str = "float32"
+    optimizer: str | Callable, hyperparams: Hyperparams, rates: LearningRates
 ) -> optax.GradientTransformation:
     """An optimiser behind a limit on the gradient's global norm. Rebuilt in each step, as its settings are traced.
 
@@ -137,8 +135,7 @@ def make_optimizer(
     if rates.critic is not None:
         parts = {CRITIC: make(hyperparams, rates.critic), "others": transformation}
         transformation = optax.partition(parts, _label_critic)
-    clipped = optax.chain(_clip_by_global_norm(hyperparams.max_grad_norm), transformation)
-    return bfloat16_moments(clipped) if moments_dtype == "bfloat16" else clipped
+    return optax.chain(_clip_by_global_norm(hyperparams.max_grad_norm), transformation)
 
 
 def _clip_by_global_norm(max_norm: jax.Array) -> optax.GradientTransformation:

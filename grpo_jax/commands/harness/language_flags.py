@@ -69,8 +69,6 @@ class Arguments(StudyArguments):
     """Optimiser: adam, adamw, sgd, rmsprop, muon, or package.module:name."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of activations and of the cache."""
-    moments_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Dtype of the optimiser's moments."""
     lora_rank: Count | None = None
     """Train adapters of this rank (LoRA), which are saved in the format of PEFT; None: all weights."""
     merge_lora: bool = False
