@@ -16,7 +16,7 @@ from grpo_jax import Config
 from grpo_jax.environments import Box
 
 PAGE = (Path(__file__).parents[2] / "docs" / "networks.md").read_text(encoding="utf-8")
-LIBRARIES = {"linen": "flax", "nnx": "flax", "equinox": "equinox", "haiku": "haiku"}
+LIBRARIES = {"linen": "flax", "nnx": "flax", "equinox": "equinox"}
 each_library = pytest.mark.parametrize(
     "library", [name if name == "linen" else pytest.param(name, marks=pytest.mark.slow) for name in LIBRARIES]
 )
