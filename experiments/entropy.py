@@ -52,13 +52,8 @@ def main(arguments: Arguments) -> None:
             seeds = f"{last.min():.2f} to {last.max():.2f}"
             rows.append([f"`{label}`", f"{last.mean():.2f}", seeds, with_interval(scores)])
     arguments.out.mkdir(parents=True, exist_ok=True)
-    draw_curves(
-        {"PPO on CartPole-v1": curves},
-        arguments.out / "entropy.png",
-        "environment steps",
-        arguments.num_seeds,
-        what="entropy of the policy, nats",
-    )
+    panel, what = {"PPO on CartPole-v1": curves}, "entropy of the policy, nats"
+    draw_curves(panel, arguments.out / "entropy.png", "environment steps", arguments.num_seeds, what=what)
     write_markdown(arguments.out / TABLE, ["setting", "entropy", "of the seeds", "final return"], rows)
     make_console().print((arguments.out / TABLE).read_text(), f"Results in {arguments.out}", soft_wrap=True)
 

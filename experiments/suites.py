@@ -30,31 +30,27 @@ ZOO = "https://github.com/DLR-RM/rl-baselines3-zoo/blob/master/benchmark.md"
 REPPO = "https://github.com/cvoelcker/reppo/tree/main/results"
 
 SUITE = {
-    "brax:ant": Entry(50_000_000, published=f"100 at 1.5M, 480 at 4.4M, 5840 at 25M ([brax]({BRAX}))"),
-    "brax:halfcheetah": Entry(50_000_000, published=f"4523 at 50M ([RTRRL]({LE2333}))"),
-    "brax:hopper": Entry(50_000_000, published=f"487 at 1M, 846 at 2M ([RTRRL]({LE2333}))"),
+    "brax:ant": Entry(50_000_000, f"100 at 1.5M, 480 at 4.4M, 5840 at 25M ([brax]({BRAX}))"),
+    "brax:halfcheetah": Entry(50_000_000, f"4523 at 50M ([RTRRL]({LE2333}))"),
+    "brax:hopper": Entry(50_000_000, f"487 at 1M, 846 at 2M ([RTRRL]({LE2333}))"),
     "brax:walker2d": Entry(50_000_000),
     "brax:humanoid": Entry(50_000_000),
     "brax:reacher": Entry(50_000_000),
-    "craftax:Craftax-Classic-Symbolic-v1": Entry(1_000_000_000, published=f"19.8 at 1B ([Craftax]({CRAFTAX}))"),
-    "craftax:Craftax-Symbolic-v1": Entry(1_000_000_000, published=f"4.97 at 1M, 26.9 at 1B ([Craftax]({CRAFTAX}))"),
+    "craftax:Craftax-Classic-Symbolic-v1": Entry(1_000_000_000, f"19.8 at 1B ([Craftax]({CRAFTAX}))"),
+    "craftax:Craftax-Symbolic-v1": Entry(1_000_000_000, f"4.97 at 1M, 26.9 at 1B ([Craftax]({CRAFTAX}))"),
     "pgx:2048": Entry(20_000_000),
-    "navix:Navix-Empty-6x6-v0": Entry(1_000_000, published=f"1 at 262k ([Navix]({NAVIX}))"),
-    "navix:Navix-Empty-Random-8x8-v0": Entry(
-        1_000_000, published=f"0.57 at 262k, 0.93 at 524k, 1 at 786k ([Navix]({NAVIX}))"
-    ),
+    "navix:Navix-Empty-6x6-v0": Entry(1_000_000, f"1 at 262k ([Navix]({NAVIX}))"),
+    "navix:Navix-Empty-Random-8x8-v0": Entry(1_000_000, f"0.57 at 262k, 0.93 at 524k, 1 at 786k ([Navix]({NAVIX}))"),
     "navix:Navix-DoorKey-5x5-v0": Entry(1_000_000),
-    "navix:Navix-DoorKey-8x8-v0": Entry(
-        1_000_000, published=f"0.77 at 262k, 0.89 at 524k, 0.96 at 1M ([Navix]({NAVIX}))"
-    ),
-    "xland:MiniGrid-DoorKey-5x5": Entry(1_000_000, published=f"0.964 at 100k ([MiniGrid, SB3 zoo]({ZOO}))"),
-    "xland:MiniGrid-EmptyRandom-5x5": Entry(1_000_000, published=f"0.968 at 100k ([MiniGrid, SB3 zoo]({ZOO}))"),
-    "xland:MiniGrid-Unlock": Entry(1_000_000, published=f"0.963 at 100k ([MiniGrid, SB3 zoo]({ZOO}))"),
+    "navix:Navix-DoorKey-8x8-v0": Entry(1_000_000, f"0.77 at 262k, 0.89 at 524k, 0.96 at 1M ([Navix]({NAVIX}))"),
+    "xland:MiniGrid-DoorKey-5x5": Entry(1_000_000, f"0.964 at 100k ([MiniGrid, SB3 zoo]({ZOO}))"),
+    "xland:MiniGrid-EmptyRandom-5x5": Entry(1_000_000, f"0.968 at 100k ([MiniGrid, SB3 zoo]({ZOO}))"),
+    "xland:MiniGrid-Unlock": Entry(1_000_000, f"0.963 at 100k ([MiniGrid, SB3 zoo]({ZOO}))"),
     "xland:XLand-MiniGrid-R1-9x9/trivial-21k": Entry(100_000_000),
     "jumanji:Snake-v1": Entry(256_000_000),
     "jumanji:Game2048-v1": Entry(96_000_000),
-    "playground:CartpoleBalance": Entry(60_000_000, published=f"263 untrained, 999 at 50M ([REPPO]({REPPO}))"),
-    "playground:CheetahRun": Entry(60_000_000, published=f"3 untrained, 747 at 50M ([REPPO]({REPPO}))"),
+    "playground:CartpoleBalance": Entry(60_000_000, f"263 untrained, 999 at 50M ([REPPO]({REPPO}))"),
+    "playground:CheetahRun": Entry(60_000_000, f"3 untrained, 747 at 50M ([REPPO]({REPPO}))"),
 }
 
 

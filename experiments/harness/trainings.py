@@ -28,14 +28,13 @@ TASKS = {
     "countdown": TokenTask(total_steps=2_500_000, target=0.4, learning_rate=3e-3),
 }
 """By the name without the size."""
-OTHERS = TokenTask(total_steps=4_000_000, target=0.5, learning_rate=1e-3)
 REWARD_HACKING = TokenTask(total_steps=200_000, target=0.02)
 """A warm start so short that most groups contain no right answer, so that a reward for the format dominates."""
 
 
 def token_task(task: str) -> TokenTask:
     """For the name of a task, such as "sort-5"."""
-    return TASKS.get(task.partition("-")[0], OTHERS)
+    return TASKS.get(task.partition("-")[0], TokenTask(total_steps=4_000_000, target=0.5, learning_rate=1e-3))
 
 
 class Training(NamedTuple):
