@@ -17,7 +17,7 @@ import numpy as np
 from grpo_jax.environments.host.episodes import Episodes, Moment
 from grpo_jax.environments.parameters import TimeLimit
 from grpo_jax.environments.spaces import host_actions, observation_shapes
-from grpo_jax.errors import ConfigError, nearest
+from grpo_jax.errors import ConfigError
 from grpo_jax.host_calls import call_host
 from grpo_jax.types import PyTree
 
@@ -107,8 +107,8 @@ class HostEnvironment:
         idle = Moment(bytes(8), [np.zeros(each.shape, each.dtype) for each in self._moved])
 
         def step(seed, actions, time, digest, ended, action):
-            known = int(seed), digest.tobytes(), actions[:time], action, len(actions)
-            return idle if ended else self.episodes.step(*known)
+            state = int(seed), digest.tobytes(), actions[:time]
+            return idle if ended else self.episodes.step(*state, action, len(actions))
 
         return self._arrays(step, *state, action)
 
@@ -131,8 +131,6 @@ class Gymnasium(HostEnvironment):
     def __init__(self, name: str):
         import gymnasium
 
-        if ":" not in name and name not in gymnasium.registry:
-            raise ConfigError(f"gymnasium has no environment {name!r}: {nearest(name, gymnasium.registry)}")
         # gymnasium's own wrapper for the time limit would truncate before a longer max_steps_in_episode.
         make = functools.partial(gymnasium.make, name, max_episode_steps=-1, disable_env_checker=True)
         try:

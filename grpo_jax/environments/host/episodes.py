@@ -90,8 +90,7 @@ class Episodes:
 
     def _moved(self, instance: Any, digest: bytes, action: np.ndarray, time: int, limit: int) -> Moment:
         returned = as_values(instance.step(self._decode(action)), _STEP, "step")[:4]
-        given = self._given, *_NUMBERS
-        *arrays, truncated = exact_leaves(given, returned, "what step gives", single=True)
+        *arrays, truncated = exact_leaves((self._given, *_NUMBERS), returned, "what step gives", single=True)
         if truncated and not arrays[-1] and time < limit:
             raise ValueError(
                 f"the environment truncates an episode after {time} steps, before max_steps_in_episode={limit}; use "
