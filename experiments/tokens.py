@@ -22,7 +22,7 @@ from grpo_jax.commands.harness.settings import split_fields, tuned_settings
 from grpo_jax.commands.harness.study import CommandStudy, StudyArguments
 from grpo_jax.environments.tokens import ACCURACY, FORMAT, accuracy, gated, make_task, well_formed
 from grpo_jax.errors import ConfigError
-from grpo_jax.evaluation.answers import answer
+from grpo_jax.evaluation.generation import answer
 from grpo_jax.recording import RunSpec, pass_at_k
 from grpo_jax.recording.figures import panels
 from grpo_jax.recording.files import write_json

@@ -10,9 +10,9 @@ from .algorithms import Algorithm as Algorithm
 from .algorithms import with_reference as with_reference
 from .config import Config as Config
 from .devices.mesh import make_mesh as make_mesh
-from .evaluation.answers import answer as answer
 from .evaluation.episodes import evaluate as evaluate
 from .evaluation.generation import Sampling as Sampling
+from .evaluation.generation import answer as answer
 from .evaluation.generation import generate as generate
 from .groups import ANCHORED as ANCHORED
 from .groups import CONTINUE as CONTINUE

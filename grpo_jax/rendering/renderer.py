@@ -48,7 +48,7 @@ def make_renderer(environment: str | Any, params: Mapping[str, Any] | None = Non
     """
     env = environment_object(environment)
     if isinstance(env, Task):
-        raise ConfigError("a token task has no picture; grpo_jax.evaluation.answers shows its prompts and completions")
+        raise ConfigError("a token task has no picture; grpo_jax.answer gives its prompts and completions")
     if not isinstance(env, Environment):
         if isinstance(env, RigidBodies):
             return Renderer(_one_by_one(rigid_bodies_drawing(env)), 1 / env.dt)

@@ -16,7 +16,7 @@ from grpo_jax.devices.mesh import make_row_mesh, over_rows
 from grpo_jax.environments import group_parameters
 from grpo_jax.environments.tokens import PAD, Task
 from grpo_jax.errors import ConfigError
-from grpo_jax.evaluation.answers import answer
+from grpo_jax.evaluation.generation import answer
 from grpo_jax.policies import Policy, combine, partition
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.runs.compilation_cache import kept_programs

@@ -12,7 +12,7 @@ from grpo_jax import GRPO, Config, Hyperparams, evaluate, objectives, run
 from grpo_jax.algorithms import with_reference
 from grpo_jax.environments.tokens import ACCURACY, FORMAT, make_task, text
 from grpo_jax.errors import ConfigError
-from grpo_jax.evaluation.answers import answer
+from grpo_jax.evaluation.generation import answer
 from grpo_jax.policies import MLP, Transformer
 from grpo_jax.recording.statistics import pass_at_k
 from grpo_jax.runs.imitation import UPDATES_PER_CHUNK, completion_loss, imitate, imitation_loss, warm_start
