@@ -7,9 +7,16 @@
 | `kernel_baseline()` | the mean return of all others, weighted by how similar their states are |
 """
 
-from grpo_jax.baselines.baseline import Baseline, Window, stateless
+from grpo_jax.baselines.baseline import Baseline, stateless
 from grpo_jax.baselines.gigpo import GigpoHyperparams, gigpo_advantage, same_state_advantage, same_turn_advantage
-from grpo_jax.baselines.kernel import KernelHyperparams, kernel_baseline, kernel_values, observed, policy_features
+from grpo_jax.baselines.kernel import (
+    KernelHyperparams,
+    Window,
+    kernel_baseline,
+    kernel_values,
+    observed,
+    policy_features,
+)
 from grpo_jax.baselines.same_state import same_step_baseline, state_hash_baseline, state_hash_values
 
 __all__ = [

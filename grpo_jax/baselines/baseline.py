@@ -1,10 +1,8 @@
-"""What a baseline is, how a function becomes one, and the steps that values are estimated from."""
+"""What a baseline is, and how a function becomes one."""
 
 import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
-
-import jax
 
 from grpo_jax.objectives.slots import function_name
 from grpo_jax.types import PyTree, Trajectory
@@ -62,25 +60,3 @@ def stateless(values: Callable) -> Baseline:
 
 def _stateless(trajectory: Trajectory, state: PyTree, *others: Any, values: Callable) -> tuple:
     return *values(trajectory, *others), state
-
-
-class Window(NamedTuple):
-    """`T` steps of `N` environments, from which the values of their states are estimated."""
-
-    features: jax.Array  # [T, N, ...] of each state, any dtype
-    final_features: jax.Array  # [F, N, ...] of the observations that no step starts from (see `next_values`)
-    rewards: jax.Array  # [T, N]
-    terminated: jax.Array  # [T, N] bool
-    truncated: jax.Array  # [T, N] bool
-    mask: jax.Array  # [T, N], true on the valid steps
-
-
-def window_of(trajectory: Trajectory, features: jax.Array, final_features: jax.Array) -> Window:
-    """The window of a rollout with these features of its states, `[T, N, ...]` and `[F, N, ...]`, flattened."""
-    return Window(
-        *(x.reshape(*x.shape[:2], -1) for x in (features, final_features)),
-        trajectory.reward,
-        trajectory.terminated,
-        trajectory.truncated,
-        trajectory.valid,
-    )

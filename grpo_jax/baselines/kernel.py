@@ -2,14 +2,14 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 from jax.lax import broadcast_to_rank
 
-from grpo_jax.baselines.baseline import Baseline, Window, no_state, window_of, with_options
+from grpo_jax.baselines.baseline import Baseline, no_state, with_options
 from grpo_jax.hyperparams import NOT_NEGATIVE, Hyperparams, number
 from grpo_jax.objectives.returns import bootstrapped_returns
 from grpo_jax.observations import flatten_observation, leading_shape
@@ -18,6 +18,17 @@ from grpo_jax.types import PyTree, Trajectory
 
 FAR = 1e30  # a squared distance beyond any
 CLOSEST = 1e-30  # bandwidths are no smaller
+
+
+class Window(NamedTuple):
+    """`T` steps of `N` environments, from which the values of their states are estimated."""
+
+    features: jax.Array  # [T, N, ...] of each state, any dtype
+    final_features: jax.Array  # [F, N, ...] of the observations that no step starts from (see `next_values`)
+    rewards: jax.Array  # [T, N]
+    terminated: jax.Array  # [T, N] bool
+    truncated: jax.Array  # [T, N] bool
+    mask: jax.Array  # [T, N], true on the valid steps
 
 
 @struct.dataclass
@@ -218,21 +229,10 @@ def kernel_baseline(*, metric: Callable = observed, relative: bool = True) -> Ba
     return Baseline(no_state, with_options(_kernel_baseline, metric=metric, relative=relative))
 
 
-def _kernel_baseline(
-    trajectory,
-    state,
-    policy,
-    params,
-    hyperparams: KernelHyperparams,
-    group_size: int,
-    *,
-    metric: Callable,
-    **options: Any,
-) -> tuple[jax.Array, jax.Array, PyTree]:
+def _kernel_baseline(trajectory, state, policy, params, hyperparams, group_size, *, metric, relative):
     if trajectory.valid.shape[1] < 2:
-        raise ValueError(
-            "kernel_baseline compares environments, but there is only one; use num_envs=2 or more, best 64"
-        )
-    window = window_of(trajectory, *metric(trajectory, policy, params))
+        raise ValueError("kernel_baseline compares environments, but there is one; use num_envs=2 or more, best 64")
+    steps = trajectory.reward, trajectory.terminated, trajectory.truncated, trajectory.valid
+    window = Window(*metric(trajectory, policy, params), *steps)
     scale = {"discount": hyperparams.discount, "bandwidth": hyperparams.kernel_bandwidth}
-    return *kernel_values(window, **scale, **options), state
+    return *kernel_values(window, **scale, relative=relative), state
