@@ -1,6 +1,7 @@
 """What a published folder brings along: truncation, padding, special tokens, spaces, ends, chats, dates, variables."""
 
 import datetime
+import itertools
 import json
 
 import numpy as np
@@ -59,30 +60,23 @@ def test_truncation_padding_and_dropout_are_left_out():
     assert len(made.encode(text).ids) != len(plain), "the argument stays as it is"
 
 
-@pytest.mark.parametrize(
-    "single, text, prompt, whole",
-    [
-        ("$A </s>", "a", [3, 8], [3, 8, 1]),
-        ("<s> $A </s>", "a", [2, 3, 8], [2, 3, 8, 1]),
-        ("<s> $A", "a", [2, 3, 8], [2, 3, 8]),
-        ("<s> $A </s>", "", [2], [2, 1]),
-        ("$A <unk>", "a", [3, 8], [3, 8, 0]),
-        ("<s> $A </s>", "a</s>", [2, 3, 8, 1], [2, 3, 8, 1, 1]),
-    ],
-)
-def test_what_a_tokenizer_appends_ends_whole_texts_and_no_prompts(single, text, prompt, whole):
-    tokenizer = Tokenizer(with_template(single, metaspace()), [1])
-    assert (tokenizer.encode(text), tokenizer.encode_whole(text)) == (prompt, whole)
+def test_what_a_tokenizer_appends_ends_whole_texts_and_no_prompts():
+    for single, text, prompt, whole in (
+        *(("$A </s>", "a", [3, 8], [3, 8, 1]), ("<s> $A </s>", "a", [2, 3, 8], [2, 3, 8, 1])),
+        *(("<s> $A", "a", [2, 3, 8], [2, 3, 8]), ("<s> $A </s>", "", [2], [2, 1])),
+        *(("$A <unk>", "a", [3, 8], [3, 8, 0]), ("<s> $A </s>", "a</s>", [2, 3, 8, 1], [2, 3, 8, 1, 1])),
+    ):
+        tokenizer = Tokenizer(with_template(single, metaspace()), [1])
+        assert (tokenizer.encode(text), tokenizer.encode_whole(text)) == (prompt, whole)
 
 
-@pytest.mark.parametrize(
-    "prompt, rest",
-    [("2 + 3 =", " 5"), ("2 + 3 = ", "5"), ("a", "a a 5"), ("", "a"), ("日", "本"), ("é", "5é"), ("a ", "  5 ")],
-)
-def test_a_prompt_and_its_completion_are_the_text_of_their_tokens(prompt, rest):
+TEXTS = ("2 + 3 =", " 5"), ("2 + 3 = ", "5"), ("a", "a a 5"), ("", "a"), ("日", "本"), ("é", "5é"), ("a ", "  5 ")
+
+
+def test_a_prompt_and_its_completion_are_the_text_of_their_tokens():
     """Also for positions, and for completions that are cut within a letter."""
-    for made in (with_template("<s> $A", metaspace()), make_tokenizer()):
-        tokenizer = Tokenizer(made, [0])
+    made = with_template("<s> $A", metaspace()), make_tokenizer()
+    for tokenizer, (prompt, rest) in itertools.product((Tokenizer(each, [0]) for each in made), TEXTS):
         before, tokens = tokenizer.encode(prompt), tokenizer.encode_part(rest)
         assert prompt + tokenizer.decode(tokens, before) == tokenizer.decode([*before, *tokens]) == prompt + rest
         assert tokenizer.decode(np.array([*tokens, -1]), np.array([-1, *before])) == rest

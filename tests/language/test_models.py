@@ -7,9 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from language_models import make_model, numpy_forward
-from probes import copy_task
 
-from grpo_jax import Config
 from grpo_jax.language import load_architecture, load_params
 from grpo_jax.policies import make_token_policy
 from grpo_jax.policies.distributions import categorical
@@ -55,11 +53,3 @@ def test_logits_are_those_of_the_published_architecture(tmp_path, model_type):
     expected = np.stack([logits(text)[2:] for text in TOKENS], axis=1)
     assert expected.std() > 0.5
     np.testing.assert_allclose(read(params), expected, atol=1e-4)
-
-
-def test_a_config_takes_the_architecture(tmp_path):
-    architecture = load_architecture(make_model(tmp_path, "qwen2"), compute_dtype="bfloat16", vocab_size=11)
-    config = Config(environment=copy_task(), num_envs=4, num_minibatches=1, network=architecture)
-    sizes = config.network
-    assert config.is_transformer and sizes.tie_embeddings and sizes.attention_bias and sizes.compute_dtype == "bfloat16"
-    assert (sizes.num_layers, sizes.width, sizes.rope_base, sizes.norm_eps) == (1, 16, 5000.0, 1e-5)
