@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from grpo_jax.errors import ConfigError, KnownFields
+from grpo_jax.errors import ConfigError, KnownFields, nearest
 
 _FLOAT32 = np.finfo(np.float32)
 
@@ -167,13 +167,13 @@ def joined(first: type[Hyperparams], second: type[Hyperparams]) -> type[Hyperpar
     return struct.dataclass(type(first.__name__, (first, second), {"__module__": first.__module__}))
 
 
-def advice_on(name: str) -> str:
-    """What to write where an algorithm lacks a hyperparameter that a slot reads."""
+def advice_on(name: str, hyperparams: Hyperparams) -> str:
+    """What to write where hyperparameters lack one that a slot reads."""
     if owner := KnownFields.owner(name):
         return f"it is of {owner.__name__}: algorithm._replace(hyperparams={owner.__name__})"
     return (
-        f"write @flax.struct.dataclass class Mine(Hyperparams): {name}: float = 0.1, and "
-        "algorithm._replace(hyperparams=Mine)"
+        f"{nearest(name, vars(hyperparams))}; for a number of your own write @flax.struct.dataclass class "
+        f"Mine(Hyperparams): {name}: float = 0.1, and algorithm._replace(hyperparams=Mine)"
     )
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from grpo_jax.errors import nearest
 from grpo_jax.hyperparams import Hyperparams, advice_on
 from grpo_jax.objectives.whitening import whiten
 from grpo_jax.precision import above_rounding
@@ -188,7 +187,7 @@ class _Tuned:
             if not hasattr(hyperparams, name):
                 raise ValueError(
                     f"{self} needs the hyperparameter {name!r}, which {type(hyperparams).__name__} lacks: "
-                    f"{nearest(name, vars(hyperparams))}; {advice_on(name)}"
+                    f"{advice_on(name, hyperparams)}"
                 )
         return functools.partial(self.function, **{key: getattr(hyperparams, name) for key, name in self.tunables})
 

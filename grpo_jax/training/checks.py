@@ -215,7 +215,7 @@ def _advice(config: Config, error: Exception) -> str:
     if isinstance(error, AttributeError) and isinstance(error.obj, Hyperparams):
         if error.name in OTHER_WORDS:
             return f"; {error.name} is {OTHER_WORDS[error.name]} here"
-        return f"; {advice_on(error.name)}"
+        return f"; {advice_on(error.name, error.obj)}"
     frames, trace = set(), error.__traceback__
     while trace is not None:
         frames.add(trace.tb_frame.f_code)
