@@ -96,7 +96,8 @@ def cast_parameter(value: Any, default: Any, field: str) -> Any:
     value = as_dtype(field, value, default.dtype)
     if value.shape != default.shape:
         raise ConfigError(f"{field} has shape {default.shape}, but was given shape {value.shape}")
-    if not (np.isfinite(value) | (value == default)).all():
+    is_default = False if isinstance(default, jax.core.Tracer) else value == default
+    if not (np.isfinite(value) | is_default).all():
         raise ConfigError(f"{field}={value} must have finite numbers")
     return value
 

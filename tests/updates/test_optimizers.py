@@ -119,12 +119,13 @@ def test_three_updates_are_those_of_the_formula_with_every_plan(name, batch):
 
     @jax.jit
     def learn(params):
-        state = acted(params, opt_state=optimizer.init(params))
-
-        def update(config):
+        def update(plan):
+            config = dataclasses.replace(PLAIN, optimizer=name, execution_plan=plan)
+            flatten, _ = make_flattening(config, Hyperparams(), params)
+            state = acted(params, opt_state=optimizer.init(flatten(params)))
             return update_epochs(config, CONFIG.policy, optimizer, state, batch, Hyperparams(), jax.random.key(0))[0]
 
-        return update(PLAIN).params, update(dataclasses.replace(PLAIN, execution_plan=GPU)).params
+        return update(CPU).params, update(GPU).params
 
     leaves, structure = jax.tree.flatten(params)
     rows = [(0.0, 0.0, np.asarray(leaf, np.float64)) for leaf in leaves]
