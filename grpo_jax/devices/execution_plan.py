@@ -12,7 +12,6 @@ What XLA chooses while it compiles for a platform, or what holds on all of them:
 | `devices/mesh.py`, `over_rows` | rows one after another (`lax.map`) on a CPU, all at once (`vmap`) elsewhere |
 | `policies/dense.py`, `product` | a kernel's gradient has its smaller operand transposed on a CPU, behind barriers |
 | `objectives/returns.py` | the loop over returns is unrolled, but not on a CPU |
-| `environments/lean/swarm.py` | comparisons in place of scatters on a TPU |
 | `updates/loss.py`, `updates/minibatches.py` | barriers, without which XLA computes a gather or a loss several times |
 | `updates/optimizers.py` | small parameters are one vector for the optimiser: less to compile |
 | `rollouts/resets.py`, `updates/epochs.py` | environments that are split over devices: no branch, one gather |

@@ -104,7 +104,7 @@ def prepare_folder(directory: Path, specs: Sequence[RunSpec], *, resume: bool, s
     for folder in sorted({path.name for path in checkpoints.glob("*")} - folders):
         raise ConfigError(
             f"{directory} holds the run {folder!r}, which is none of {', '.join(map(repr, sorted(folders)))}; to "
-            "resume, use what it was started with, or choose another folder (--out) for a new run"
+            "resume, use what it was started with, also rows_at_once, or choose another folder (--out) for a new run"
         )
     for spec in specs:
         check_same_run(checkpoints / spec.setting.folder, describe_run(spec))

@@ -41,6 +41,7 @@ def advice(num_rows: int, needed: int) -> str:
     text = f"not enough memory for {num_rows} rows (seeds × hyperparameters) at once"
     if needed and (available := device_memory()):
         fit = min(num_rows - 1, int(0.9 * available / needed * num_rows))
-        text += f": they need {needed / 2**30:.1f} GiB of {available / 2**30:.1f} GiB; about {fit} would fit"
-    lower = "Lower num_seeds, num_envs or num_steps, raise num_minibatches or num_microbatches, or give a sweep"
-    return f"{text}. {lower} rows_at_once"
+        text += f": they need {needed / 2**30:.1f} GiB of {available / 2**30:.1f} GiB; "
+        text += f"about {fit} would fit" if fit else "not even one would fit"
+    lower = "Lower num_seeds, num_envs or num_steps, raise num_minibatches or num_microbatches"
+    return f"{text}. {lower}; a sweep can train its rows in parts, with rows_at_once"

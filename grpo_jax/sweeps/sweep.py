@@ -60,9 +60,9 @@ def sweep(
     ```
 
     Values of `Hyperparams` are rows of one compiled program; those of fields of `Config` need a program each, one after
-    another. It is what `grpo-jax sweep` does, except that the
-    command starts from tuned settings. The folder gets pictures (`sweep.png`, `learning_curves.png`), `metrics.jsonl`,
-    `summary.json`, `best.json` and the policies of the best ten settings.
+    another. It is what `grpo-jax sweep` does, except that the command starts from tuned settings. The folder gets
+    pictures (`sweep.png`, `learning_curves.png`), `metrics.jsonl`, `summary.json`, `best.json` and the policies of the
+    best ten settings.
 
     Args:
       configs: one, or several by their names: `{"ppo": Config(algorithm="ppo"), "grpo": Config(algorithm="grpo")}`.
@@ -74,7 +74,7 @@ def sweep(
       samples: draw so many settings, log-uniformly between the two values of each hyperparameter, instead of a grid.
       seed: of all randomness.
       options: `evaluate`, `mesh` and `compilation_cache` of `run`, `console` of `recorded_run`, and `rows_at_once`:
-        the most rows of a program, where all of them need more memory than there is.
+        the most rows that are trained together, for sweeps that need more memory than there is.
 
     Raises:
       ConfigError: nothing varies, a field is unknown, a value comes twice or does not fit the others.
