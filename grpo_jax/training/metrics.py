@@ -1,4 +1,4 @@
-"""The metrics of an iteration's rollout, and those of one's own."""
+"""The metrics of a rollout, and those of the slot `metrics`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -59,7 +59,7 @@ def rollout_metrics(config: Config, trajectory: Trajectory, batch: Batch) -> Met
     return metrics
 
 
-_OF_THE_HOST = "hyperparams/", "env_params/", "evaluation/"  # keys that the lines of metrics.jsonl have as well
+_OF_THE_HOST = "setting/", "evaluation/"  # keys that the lines of metrics.jsonl have as well
 
 
 def own_metrics(

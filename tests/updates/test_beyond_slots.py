@@ -227,6 +227,7 @@ def test_own_metrics_join_the_others_and_change_nothing(algorithm):
         (lambda trajectory, batch, hyperparams: trajectory.reward.mean(), "metrics=.*gives .*; return a dict such as"),
         (lambda *_: {"loss": 1.0}, "the name 'loss'; use a prefix of your own"),
         (lambda *_: {"evaluation/return": 1.0}, "the name 'evaluation/return'"),
+        (lambda *_: {"setting/discount": 1.0}, "the name 'setting/discount'"),
         (lambda *_: {"policy/entropy": 1.0}, "another metric has this name"),
         (lambda trajectory, *_: {"mine/reward": trajectory.reward}, r"float32\[3, 8\]; return a scalar"),
         (lambda *_: {"mine/word": "much"}, "'much'; return a scalar"),
