@@ -40,7 +40,7 @@ def number(default: float | None, allowed: Range = ANY, *, limit: bool = False) 
 
     Args:
       default, allowed: the default, and the range.
-      limit: it may be inf, which is none; so may fields of a subclass without a range.
+      limit: it may be inf, for no limit; fields of a subclass that are not made by this function may be inf too.
     """
     return struct.field(default=default, metadata={"range": allowed, "limit": limit})
 

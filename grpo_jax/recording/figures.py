@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NUM_DRAWN = 10
-"""The best settings, whose curves are drawn; a sweep keeps their policies."""
+"""The most settings whose curves are drawn, the best ones; a sweep keeps their policies."""
 MOST_TOGETHER = 4
 """Curves that can be told apart in one panel."""
 RETURN = "episode/return_mean"

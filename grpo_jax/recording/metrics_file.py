@@ -1,4 +1,4 @@
-"""Host: `metrics.jsonl`, a JSON object an iteration, in which the settings of a run's rows stand as well."""
+"""Host: `metrics.jsonl`, a JSON object for each iteration, which also has the settings of the rows."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ from grpo_jax.runs.run_spec import Setting, Settings, Value, grouped
 
 METRICS_FILE = "metrics.jsonl"
 PREFIX = "setting/"
-"""Of the fields by which rows differ, among the keys of a line."""
+"""Begins the keys of a line that hold the settings of the rows."""
 VALUES = dict[str, Value | bool]
 """The type of a setting's values in JSON."""
 

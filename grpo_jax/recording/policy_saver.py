@@ -32,7 +32,7 @@ KINDS = {
     **{"environment": str, "values": VALUES, "num_rows": int, "config": dict[str, Any], "run": str},
     **{"not_in_config": list[str], "env_params": dict[str, Any] | None, "versions": dict[str, str]},
 }
-"""Of the fields beside the arrays."""
+"""The types of the fields beside the arrays."""
 
 _log = logging.getLogger(__name__)
 

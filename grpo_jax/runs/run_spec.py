@@ -143,7 +143,7 @@ def folder_name(name: str) -> str:
 
 
 class RunSpec(NamedTuple):
-    """A run of `R` rows (seeds × hyperparameters) before it is made; between label and rows are arguments of `run`."""
+    """A run of `R` rows (seeds × hyperparameters) before it is made; config to env_params are arguments of `run`."""
 
     label: str | Mapping[str, Value]  # the run's name, or the values of the fields by which it differs from others
     config: Config

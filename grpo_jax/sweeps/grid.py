@@ -18,7 +18,7 @@ from grpo_jax.runs.run_spec import CONFIG, RunSpec, Value, as_value, format_valu
 def make_grid(
     bases: Sequence[RunSpec], traced: Mapping[str, Iterable[Any]], samples: int | None = None, seed: int = 0
 ) -> list[RunSpec]:
-    """The runs of each base, whose label has its values, with each combination of the values of hyperparameters.
+    """A run for each base and each combination of the values of hyperparameters, which its label names.
 
     Of each base, `samples` points are drawn log-uniformly between two values of each axis; with None, it is the grid.
 
@@ -51,7 +51,7 @@ def make_grid(
 def make_bases(
     configs: Config | Mapping[str, Config], values: Mapping[str, Any], hyperparams: Hyperparams, keys: jax.Array
 ) -> tuple[list[RunSpec], dict[str, Sequence[Any]]]:
-    """The runs of configs and of the values of their fields, and the values of hyperparameters that vary.
+    """A run for each config and combination of values of its fields; and the values of hyperparameters that vary.
 
     A field with a single value is no axis.
 

@@ -178,7 +178,7 @@ def unread_fields(config: Config, hyperparams: Hyperparams, names: Iterable[str]
 
 
 def without_unread(config: Config, hyperparams: Hyperparams, names: Iterable[str]) -> Hyperparams:
-    """The hyperparameters; those of these names that nothing reads get their defaults, as presets suit many runs."""
+    """The hyperparameters; those of these names that nothing reads get their defaults, as presets are for many runs."""
     values = changed(hyperparams)
     unread = unread_fields(config, hyperparams, [name for name in names if name in values])
     return hyperparams.replace(**{name: hyperparams.__dataclass_fields__[name].default for name in unread})
