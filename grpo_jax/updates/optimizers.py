@@ -160,7 +160,7 @@ def _make_custom(
     """A custom transformation that raises ConfigError wherever it does not fit the parameters."""
     if not callable(make):
         raise ConfigError(
-            f"optimizer={make!r} is no function, but the learning rate changes during training; use a function "
+            f"optimizer is a {type(make).__name__}, but the learning rate changes during training; use a function "
             "such as lambda hyperparams, learning_rate: optax.adam(learning_rate)"
         )
     transformation = _call(what, make, hyperparams, learning_rate)
