@@ -276,6 +276,8 @@ def _kept(config: Config | int) -> dict[Any, Any]:
 
 def _is_fixed(config: Config) -> bool:
     """Whether equal configs mean the same: nothing in it can change, as code behind an import path or an object can."""
+    if not isinstance(config.environment, str):
+        return False
     try:
         hash(config)
     except TypeError:

@@ -175,3 +175,11 @@ def test_progress_is_reported_in_order(driven):
     assert [chunk.iteration for chunk in chunks] == [sum(len(c.steps) for c in chunks[:i]) for i in range(len(chunks))]
     for name, value in result.metrics.items():
         assert np.array_equal(value, np.concatenate([chunk.metrics[name] for chunk in chunks]), equal_nan=True)
+
+
+def test_a_config_of_a_changed_environment_object_is_traced_again():
+    environment = Probe()
+    configs = [Config(environment, num_envs=4, num_minibatches=1, network=MLP((4,))) for _ in range(2)]
+    assert configs[0] == configs[1]
+    assert make_train_step(configs[0]) is make_train_step(configs[0])
+    assert make_train_step(configs[0]) is not make_train_step(configs[1])  # the object may have changed in between
