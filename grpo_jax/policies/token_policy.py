@@ -89,7 +89,7 @@ def make_token_policy(
         resize=_resize,
         logits_chunk=logits_chunk,
         trainable=None if architecture.adapter is None else is_trained,
-        rounding=float(jnp.finfo("bfloat16").eps) if architecture.compute_dtype == "bfloat16" else 0.0,
+        rounding=4 * float(jnp.finfo("bfloat16").eps) if architecture.compute_dtype == "bfloat16" else 0.0,
     )
     return policy if vocab_size == num_tokens else change_logits(policy, lambda logits: logits[..., :num_tokens])
 
