@@ -54,13 +54,6 @@ def whole_array(array: jax.Array) -> np.ndarray:
     return np.array(array if array.is_fully_addressable else process_allgather(array, tiled=True))
 
 
-def whole_view(array: jax.Array) -> np.ndarray:
-    """As `whole_array`, but of float32 in one place on a CPU no copy: it must be gone before the array is donated."""
-    is_here = array.dtype == np.float32 and array.sharding.device_set == {jax.devices()[0]}
-    # np.asarray would keep the view as long as the array, whose buffer would then be copied when it is donated.
-    return np.from_dlpack(array) if is_here and jax.default_backend() == "cpu" else whole_array(array)
-
-
 def _broadcast(message: bytes) -> bytes:
     """The message of process 0, in every process."""
     sent = np.frombuffer(message, np.uint8)
