@@ -14,7 +14,7 @@ from grpo_jax.commands.harness.limits import Seed, Seeds, Steps
 from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.commands.harness.settings import make_plan
 from grpo_jax.hyperparams import completed
-from grpo_jax.objectives import EntropyHyperparams, adaptive_entropy_coefficient, tuned
+from grpo_jax.objectives import EntropyHyperparams, adaptive_entropy_coefficient, with_hyperparams
 from grpo_jax.recording import learning_curve
 from grpo_jax.recording.figures import draw_curves
 from grpo_jax.sweeps.runs import run_keys
@@ -22,7 +22,8 @@ from grpo_jax.sweeps.runs import run_keys
 from .harness.summaries import TABLE
 
 HELD = PPO._replace(
-    entropy_controller=tuned(adaptive_entropy_coefficient, target="entropy_target"), hyperparams=EntropyHyperparams
+    entropy_controller=with_hyperparams(adaptive_entropy_coefficient, target="entropy_target"),
+    hyperparams=EntropyHyperparams,
 )
 FIXED, HELD_AT = "entropy_coef", "entropy_target"
 VALUES = {FIXED: (0.0, 0.01, 0.1), HELD_AT: (0.3, 0.4, 0.5)}

@@ -19,7 +19,7 @@ from grpo_jax.baselines import (
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.groups import ANCHORED, CONTINUE, FRESH, Start
 from grpo_jax.hyperparams import Hyperparams
-from grpo_jax.objectives import entropy_bonus, kl_to_behaviour, outcome, tuned, whitened
+from grpo_jax.objectives import entropy_bonus, kl_to_behaviour, outcome, whitened, with_hyperparams
 
 
 class Algorithm(NamedTuple):
@@ -97,7 +97,7 @@ GRPO = Algorithm(
     advantage=outcome(objectives.group_normalized),
     normalize=None,
     ratio=objectives.step_ratio,
-    surrogate=tuned(objectives.clipped_surrogate, "clip_low", "clip_high"),
+    surrogate=with_hyperparams(objectives.clipped_surrogate, "clip_low", "clip_high"),
     penalties=(kl_to_behaviour, entropy_bonus),
     reduce=objectives.mean_over_steps,
     critic=None,
@@ -127,7 +127,9 @@ OPO = GRPO._replace(
 # The lead is in standard deviations of the group, as in verl.
 PASS_AT_K = GRPO._replace(advantage=outcome(objectives.pass_at_k))
 # The paper has no KL penalty, and weighs groups with a signal more where others have none.
-GPG = GRPO._replace(advantage=outcome(objectives.group_centered), surrogate=tuned(objectives.policy_gradient_surrogate))
+GPG = GRPO._replace(
+    advantage=outcome(objectives.group_centered), surrogate=with_hyperparams(objectives.policy_gradient_surrogate)
+)
 # clip_high=0.28 is to be set; dynamic sampling is `num_kept_groups`, overlong filtering `filter_overlong`.
 DAPO = GRPO._replace(penalties=(entropy_bonus,), live_groups_only=True)
 # The paper's clip widths, 3e-4 and 4e-4, are to be set, as is kl_coef=0.
@@ -135,15 +137,17 @@ GSPO = GRPO._replace(ratio=objectives.sequence_ratio, reduce=objectives.mean_of_
 # The paper's clip widths, 0.4, are to be set.
 GMPO = GRPO._replace(
     ratio=objectives.geometric_mean_ratio,
-    surrogate=tuned(objectives.unclipped_surrogate),
+    surrogate=with_hyperparams(objectives.unclipped_surrogate),
     reduce=objectives.mean_of_sequence_means,
     whole_sequences=True,
 )
 # The paper has no KL penalty, and no lower bound of the weight, as with clip_low=1.
-CISPO = GRPO._replace(surrogate=tuned(objectives.cispo_surrogate, "clip_low", "clip_high"))
+CISPO = GRPO._replace(surrogate=with_hyperparams(objectives.cispo_surrogate, "clip_low", "clip_high"))
 # The paper averages by sequence.
 SAPO = GRPO._replace(
-    surrogate=tuned(objectives.sapo_surrogate, tau_positive="sapo_tau_positive", tau_negative="sapo_tau_negative"),
+    surrogate=with_hyperparams(
+        objectives.sapo_surrogate, tau_positive="sapo_tau_positive", tau_negative="sapo_tau_negative"
+    ),
     hyperparams=objectives.SapoHyperparams,
 )
 # The default of covariance_fraction is ten times the paper's.
@@ -154,7 +158,7 @@ CLIP_COV = GRPO._replace(
 )
 # As in the paper, for its smaller model.
 KL_COV = GRPO._replace(
-    surrogate=tuned(objectives.unclipped_surrogate),
+    surrogate=with_hyperparams(objectives.unclipped_surrogate),
     penalties=(objectives.covariance_kl, entropy_bonus),
     hyperparams=objectives.CovarianceHyperparams,
     whole_minibatches=True,
@@ -177,7 +181,7 @@ LUSPO = GSPO._replace(reduce=objectives.mean_of_sequence_sums)
 LITE_PPO = GRPO._replace(advantage=outcome(objectives.batch_normalized))
 # The paper's KL is to a reference.
 TWO_SIDED_CLIP = GRPO._replace(
-    surrogate=tuned(objectives.clipped_surrogate, "clip_low", "clip_high", "dual_clip"),
+    surrogate=with_hyperparams(objectives.clipped_surrogate, "clip_low", "clip_high", "dual_clip"),
     hyperparams=objectives.DualClipHyperparams,
 )
 # The paper's KL is to a reference.
@@ -188,21 +192,24 @@ MAX_RL = GRPO._replace(advantage=outcome(objectives.max_rl))
 OPTIMAL_TOKEN_BASELINE = GRPO._replace(advantage=objectives.optimal_token_baseline_advantage)
 # It is prime-rl's variant; clip_low is the largest change of a probability.
 IPO = GRPO._replace(
-    surrogate=tuned(objectives.unclipped_surrogate),
+    surrogate=with_hyperparams(objectives.unclipped_surrogate),
     penalties=(objectives.k2_to_behaviour, entropy_bonus),
     keep=objectives.keep_near_behaviour,
 )
 # The clip widths, such as 0.15, are to be set.
-DPPO_TV = GRPO._replace(surrogate=tuned(objectives.truncated_surrogate), keep=objectives.keep_within_total_variation)
+DPPO_TV = GRPO._replace(
+    surrogate=with_hyperparams(objectives.truncated_surrogate), keep=objectives.keep_within_total_variation
+)
 # The paper's clip widths, 0.05 nats, are to be set.
 DPPO_KL = DPPO_TV._replace(keep=objectives.keep_within_kl)
 # The ratio alone is the paper's.
 VESPO = GRPO._replace(
-    ratio=objectives.vespo_ratio, surrogate=tuned(objectives.unclipped_surrogate), whole_sequences=True
+    ratio=objectives.vespo_ratio, surrogate=with_hyperparams(objectives.unclipped_surrogate), whole_sequences=True
 )
 # The paper learns values, from given data; here the members of a group are compared, on their own data.
 DRO = GRPO._replace(
-    surrogate=tuned(objectives.policy_gradient_surrogate), penalties=(objectives.k2_to_behaviour, entropy_bonus)
+    surrogate=with_hyperparams(objectives.policy_gradient_surrogate),
+    penalties=(objectives.k2_to_behaviour, entropy_bonus),
 )
 # The paper's is a variant of DAPO.
 HIGH_ENTROPY = GRPO._replace(keep=objectives.keep_high_entropy, whole_minibatches=True)
@@ -217,7 +224,7 @@ PPO = GRPO._replace(
     advantage=objectives.gae_advantage,
     normalize=objectives.whiten,
     penalties=(entropy_bonus,),
-    critic=tuned(objectives.value_loss, clip="value_clip"),
+    critic=with_hyperparams(objectives.value_loss, clip="value_clip"),
 )
 """Proximal policy optimisation with GAE and a clipped critic."""
 _GROUP_GAE = PPO._replace(start=ANCHORED, critic=None, normalize=objectives.scale_by_rms)
@@ -227,7 +234,7 @@ KERNEL_GAE = _GROUP_GAE._replace(baseline=kernel_baseline(), hyperparams=KernelH
 # The paper compares whole completions.
 SAME_STEP_GAE = _GROUP_GAE._replace(baseline=same_step_baseline())
 # As of SAME_STEP_GAE; the critic bootstraps where the window ends, and nowhere else.
-SAME_STEP_CRITIC = SAME_STEP_GAE._replace(critic=tuned(objectives.value_loss))
+SAME_STEP_CRITIC = SAME_STEP_GAE._replace(critic=with_hyperparams(objectives.value_loss))
 # The paper has 9 branches, from every step of reasoning. GAE's lambda may then be 0.
 VINE_PPO = _GROUP_GAE._replace(start=FRESH, num_branches=4)
 # Visits of all rollouts count, in the paper those of the group.

@@ -6,7 +6,7 @@
 | `normalize` | `whitening` |
 | `keep` | `masks` |
 | `ratio` | `ratios`, `covariance` |
-| `surrogate` | `surrogates`, by `tuned` of `slots` |
+| `surrogate` | `surrogates`, by `with_hyperparams` of `slots` |
 | `penalties`, `reference`, `reward`, `kl_controller`, `entropy_controller` | `penalties`, with those of `divergences` |
 | `reduce` | `reductions` |
 | `critic` | `losses` |

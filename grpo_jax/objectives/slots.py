@@ -1,6 +1,6 @@
 """From a formula to a slot of an `Algorithm`: formulas take arrays and numbers, slots trajectories and hyperparameters.
 
-GRPO._replace(advantage=outcome(group_centered), surrogate=tuned(clipped_surrogate, "clip_low", "clip_high"))
+GRPO._replace(advantage=outcome(group_centered), surrogate=with_hyperparams(clipped_surrogate, "clip_low", "clip_high"))
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from grpo_jax.precision import above_rounding
 from grpo_jax.types import Trajectory
 
 __all__ = ["episode_lengths", "episode_scores", "greedy_scores", "outcome", "reward_part_scores"]
-__all__ += ["reward_part_judged", "reward_part_weights", "tuned", "whitened"]
+__all__ += ["reward_part_judged", "reward_part_weights", "with_hyperparams", "whitened"]
 
 
 def episode_scores(trajectory: Trajectory, group_size: int) -> jax.Array:
@@ -132,7 +132,7 @@ def outcome(formula: Callable, *measures: Callable) -> _Outcome:
 
     Args:
       formula: from one or more measures to `[num_groups, group_size]`, such as `group_normalized`, or one with
-        hyperparameters, `tuned(formula, "power")`.
+        hyperparameters, `with_hyperparams(formula, "power")`.
       measures: functions of `(trajectory, group_size)`, whose results the formula takes; by default `episode_scores`.
 
     Returns:
@@ -170,7 +170,7 @@ def whitened(advantage: Callable) -> _Whitened:
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class _Tuned:
+class _WithHyperparams:
     function: Callable
     tunables: tuple[tuple[str, str], ...]  # keyword of the function, name of the hyperparameter
 
@@ -193,14 +193,14 @@ class _Tuned:
 
     def __repr__(self) -> str:
         tunables = (f'"{name}"' if key == name else f'{key}="{name}"' for key, name in self.tunables)
-        return f"tuned({', '.join([function_name(self.function), *tunables])})"
+        return f"with_hyperparams({', '.join([function_name(self.function), *tunables])})"
 
 
-def tuned(function: Callable, *names: str, **renamed: str) -> _Tuned:
+def with_hyperparams(function: Callable, *names: str, **renamed: str) -> _WithHyperparams:
     """A function whose keyword arguments are hyperparameters, for any slot, and for the formula of `outcome`.
 
-        tuned(f, "clip_low", tau="sapo_tau")(x, y, hyperparams) = f(x, y, clip_low=hyperparams.clip_low,
-                                                                    tau=hyperparams.sapo_tau)
+        with_hyperparams(f, "clip_low", tau="sapo_tau")(x, hyperparams)
+            = f(x, clip_low=hyperparams.clip_low, tau=hyperparams.sapo_tau)
 
     Args:
       function: a function of the slot's other arguments, without `hyperparams`, and of keyword arguments, such as
@@ -213,12 +213,12 @@ def tuned(function: Callable, *names: str, **renamed: str) -> _Tuned:
     """
     tunables = {name: name for name in names} | renamed
     inspect.signature(function).bind_partial(**tunables)
-    return _Tuned(function, tuple(tunables.items()))
+    return _WithHyperparams(function, tuple(tunables.items()))
 
 
 def bound(function: Callable, hyperparams: Hyperparams) -> Callable:
-    """The function of a slot that gets no hyperparameters, with those that `tuned` names."""
-    return function.bind(hyperparams) if isinstance(function, _Tuned) else function
+    """The function of a slot without its last argument, `hyperparams`: `with_hyperparams` knows which to pass."""
+    return function.bind(hyperparams) if isinstance(function, _WithHyperparams) else function
 
 
 def function_name(function: Callable) -> str:

@@ -55,7 +55,7 @@ def clipped_surrogate(
 
 @struct.dataclass
 class DualClipHyperparams(Hyperparams):
-    """With the number of a dual-clipped surrogate, `tuned(clipped_surrogate, "clip_low", "clip_high", "dual_clip")`."""
+    """With the number of `with_hyperparams(clipped_surrogate, "clip_low", "clip_high", "dual_clip")`."""
 
     dual_clip: float = number(
         3.0, at_least_1("would bound the surrogate where the policy has not changed; use more than 1 + clip_high")

@@ -225,8 +225,8 @@ def _advice(config: Config, error: Exception) -> str:
             code = getattr(function, "__code__", None)
             name = getattr(function, "__qualname__", "")
             if code is not None and (code in frames or (name and f"{name}()" in str(error))):
-                tuned = '; tuned(f, "clip_low") passes hyperparameters by name' if "hyperparams" in call else ""
-                return f"; {name} fills the slot {slot}, which is called as {call}{tuned}"
+                advice = '; with_hyperparams(f, "clip_low") passes numbers by name' if "hyperparams" in call else ""
+                return f"; {name} fills the slot {slot}, which is called as {call}{advice}"
     return ""
 
 

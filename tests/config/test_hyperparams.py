@@ -11,7 +11,7 @@ from probes import Probe, bits, check
 from grpo_jax import GRPO, Config, Hyperparams, make_init, make_train_step, run
 from grpo_jax.errors import ConfigError
 from grpo_jax.hyperparams import completed
-from grpo_jax.objectives import EntropyHyperparams, SapoHyperparams, adaptive_entropy_coefficient, tuned
+from grpo_jax.objectives import EntropyHyperparams, SapoHyperparams, adaptive_entropy_coefficient, with_hyperparams
 from grpo_jax.policies import MLP
 from grpo_jax.training.checks import check_read
 
@@ -94,7 +94,8 @@ def test_infinite_limits_train_as_very_large_ones():
 SMALL = {"environment": Probe(), "num_envs": 4, "group_size": 2, "num_minibatches": 1, "network": MLP((4,))}
 KEYS = jax.random.split(jax.random.key(0), 2)
 HELD = GRPO._replace(
-    entropy_controller=tuned(adaptive_entropy_coefficient, target="entropy_target"), hyperparams=EntropyHyperparams
+    entropy_controller=with_hyperparams(adaptive_entropy_coefficient, target="entropy_target"),
+    hyperparams=EntropyHyperparams,
 )
 
 

@@ -77,7 +77,7 @@ def test_actions_are_repeated_and_observations_may_be_dicts(monkeypatch):
 
 @pytest.mark.parametrize("error", [OSError(28, "a full disk"), subprocess.CalledProcessError(128, ["git", "clone"])])
 def test_what_cannot_be_downloaded_is_an_error(monkeypatch, error):
-    monkeypatch.setitem(SUITES, "playground", mock.Mock(side_effect=error, names=lambda: ['Go1Getup']))
+    monkeypatch.setitem(SUITES, "playground", mock.Mock(side_effect=error, names=lambda: ["Go1Getup"]))
     with pytest.raises(ConfigError, match="needs data that could not be downloaded: .*(disk|clone)"):
         make_environment("playground:Go1Getup")
 

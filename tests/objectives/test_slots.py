@@ -140,7 +140,10 @@ def test_the_greedy_member_is_not_learnt_from():
 # --- what a slot needs, it says itself -------------------------------------------------------------------------------
 
 GREEDY = objectives.outcome(objectives.greedy_baseline, objectives.episode_scores, objectives.greedy_scores)
-CRITIC, REFERENCE = {"critic": objectives.tuned(objectives.value_loss)}, {"reference": objectives.frozen_reference}
+CRITIC, REFERENCE = (
+    {"critic": objectives.with_hyperparams(objectives.value_loss)},
+    {"reference": objectives.frozen_reference},
+)
 SEQUENCES, MINIBATCHES = {"whole_sequences": True}, {"whole_minibatches": True}
 COVARIANCE = MINIBATCHES | {"hyperparams": objectives.CovarianceHyperparams}
 NEEDS = [
@@ -237,7 +240,9 @@ def test_updates_stop_once_the_kl_limit_is_exceeded():
     assert metrics["optim/skipped_updates"] == 0  # leaving out is not skipping
 
 
-CONTROLLED = GRPO._replace(kl_controller=objectives.tuned(objectives.adaptive_coefficient, target="kl_target"))
+CONTROLLED = GRPO._replace(
+    kl_controller=objectives.with_hyperparams(objectives.adaptive_coefficient, target="kl_target")
+)
 
 
 @pytest.mark.parametrize("target, direction", [(1e-6, 1), (10.0, -1)])
@@ -251,7 +256,7 @@ def test_the_kl_coefficient_follows_the_measured_kl(target, direction):
 
 
 HELD = GRPO._replace(
-    entropy_controller=objectives.tuned(objectives.adaptive_entropy_coefficient, target="entropy_target"),
+    entropy_controller=objectives.with_hyperparams(objectives.adaptive_entropy_coefficient, target="entropy_target"),
     hyperparams=EntropyHyperparams,
 )
 

@@ -25,7 +25,7 @@ from grpo_jax.objectives import (
     adaptive_entropy_coefficient,
     group_normalized,
     outcome,
-    tuned,
+    with_hyperparams,
 )
 from grpo_jax.policies import MLP
 from grpo_jax.recording.checkpoint import KEPT, Checkpoints, check_same_run
@@ -249,8 +249,8 @@ def test_slots_with_settings_of_their_own_are_told_apart():
 @pytest.mark.slow
 def test_a_coefficient_that_adapts_goes_on(tmp_path):
     algorithm = GRPO._replace(
-        kl_controller=tuned(adaptive_coefficient, target="kl_target"),
-        entropy_controller=tuned(adaptive_entropy_coefficient, target="entropy_target"),
+        kl_controller=with_hyperparams(adaptive_coefficient, target="kl_target"),
+        entropy_controller=with_hyperparams(adaptive_entropy_coefficient, target="entropy_target"),
         hyperparams=EntropyHyperparams,
     )
     sizes = {"num_envs": 4, "group_size": 2, "num_epochs": 2, "num_minibatches": 1, "network": MLP((4,))}

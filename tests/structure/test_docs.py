@@ -106,8 +106,8 @@ def test_the_recorded_run_goes_on(tmp_path, monkeypatch):
 
 
 def test_the_metrics_of_a_run_are_those_described():
-    controller = objectives.tuned(objectives.adaptive_coefficient, target="kl_target")
-    of_entropy = objectives.tuned(objectives.adaptive_entropy_coefficient, target="entropy_target")
+    controller = objectives.with_hyperparams(objectives.adaptive_coefficient, target="kl_target")
+    of_entropy = objectives.with_hyperparams(objectives.adaptive_entropy_coefficient, target="entropy_target")
     adaptive = grpo_jax.with_reference(grpo_jax.GRPO)
     adaptive = adaptive._replace(kl_controller=controller, entropy_controller=of_entropy)
     adaptive = adaptive._replace(hyperparams=objectives.EntropyHyperparams)
