@@ -171,7 +171,7 @@ GDPO = GRPO._replace(
             objectives.decoupled_normalized,
             objectives.reward_part_scores,
             objectives.reward_part_weights,
-            objectives.reward_part_judged,
+            objectives.rewarded_parts,
         )
     )
 )

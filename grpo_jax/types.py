@@ -57,7 +57,7 @@ class RewardParts(NamedTuple):
 
     values: jax.Array  # [..., K]
     weights: jax.Array  # [..., K]
-    judged: jax.Array | None = None  # [..., K] bool: the part rewarded the step, even if with 0; None: every part did
+    rewarded: jax.Array | None = None  # [..., K] bool: the part applied to the step; None: all did
 
     @property
     def total(self) -> jax.Array:

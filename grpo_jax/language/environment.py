@@ -56,10 +56,10 @@ def language_environment(task: LanguageTask) -> Environment:
         shape = states.tokens.shape if task.process_rewards else states.length.shape
         shape = *shape, len(task.rewards)
         results = jax.ShapeDtypeStruct(shape, jnp.float32), jax.ShapeDtypeStruct(shape, bool)
-        values, judged = call_host(task.score_in_callback, results, states.problem, states.tokens)
+        values, rewarded = call_host(task.score_in_callback, results, states.problem, states.tokens)
         weights = jnp.stack([params[reward.name] for reward in task.rewards], axis=-1)
         weights = weights[..., None, :] if task.process_rewards else weights
-        return RewardParts(values, jnp.broadcast_to(weights, values.shape), judged)
+        return RewardParts(values, jnp.broadcast_to(weights, values.shape), rewarded)
 
     return Environment(
         name=":".join(["language", task.digest, *date]),

@@ -171,14 +171,14 @@ class LanguageTask:
         if not steps:
             return tuple(each.reshape(*shape[:-2], shape[-1]) for each in totals(payments))
         ids, before = arguments["completion_ids"], self.tokens[np.ravel(prompt)]
-        values, judged = np.zeros((len(ids), *shape[-2:]), np.float32), np.zeros((len(ids), *shape[-2:]), bool)
+        values, rewarded = np.zeros((len(ids), *shape[-2:]), np.float32), np.zeros((len(ids), *shape[-2:]), bool)
         for number, row in np.ndindex(len(payments), len(ids)):
             for length, value in payments[number][row] or ():
                 last = max(len(ids[row]) - 1, 0)
                 index = last if length is None else self.model.tokenizer.token_index(ids[row], length, before[row])
                 values[row, index, number] += value
-                judged[row, index, number] = True
-        return values.reshape(shape), judged.reshape(shape)
+                rewarded[row, index, number] = True
+        return values.reshape(shape), rewarded.reshape(shape)
 
     def _reward_arguments(self, prompt: np.ndarray, tokens: np.ndarray) -> dict[str, Sequence]:
         """The arguments of the rewards by name, see `call_rewards`."""

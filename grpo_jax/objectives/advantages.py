@@ -200,13 +200,13 @@ def process_supervised(
     mask: jax.Array,
     group_size: int,
     *,
-    judged: jax.Array | None = None,
+    rewarded: jax.Array | None = None,
     eps: float = 1e-6,
     ddof: int = 0,
 ) -> jax.Array:
-    """Rewards of single steps, normalised over all judged steps of the group, then summed to go.
+    """Rewards of single steps, normalised over all rewarded steps of the group, then summed to go.
 
-        A_t = sum_{judged s >= t} (r_s - mean(r)) / (std(r) + eps),  mean and std over the judged steps of all members
+        A_t = sum_{rewarded s >= t} (r_s - mean(r)) / (std(r) + eps),  mean and std over those of all members
 
     GRPO with process supervision (https://arxiv.org/abs/2402.03300, section 4.1.3). Where every step pays the same
     (CartPole) the advantages are exactly 0, so there is nothing to learn.
@@ -215,33 +215,33 @@ def process_supervised(
       rewards: `[T, N]`, one for each step.
       mask: `[T, N]`.
       group_size: members of a group; divides `N`. Static.
-      judged: `[T, N]`, true on the steps that have a reward, such as the ends of reasoning steps; a valid step that is
-        not judged gets the sum of the later ones. None: all.
+      rewarded: `[T, N]`, true on the steps that have a reward, such as the ends of reasoning steps. Other valid
+        steps get the sum of the later ones. None: all.
 
     Returns:
       `[T, N]`.
     """
     _check_groups(group_size, "process_supervised")
     rewards, valid = _by_group(rewards, group_size), _by_group(mask, group_size).astype(bool)
-    rewarded = valid if judged is None else valid & _by_group(judged, group_size).astype(bool)
+    counted = valid if rewarded is None else valid & _by_group(rewarded, group_size).astype(bool)
     over_group = (0, 2)
-    deviations = centred(rewards, rewarded, axis=over_group)
-    normalised = deviations / (std(deviations, rewarded, axis=over_group, ddof=ddof) + eps)
+    deviations = centred(rewards, counted, axis=over_group)
+    normalised = deviations / (std(deviations, counted, axis=over_group, ddof=ddof) + eps)
     to_go = jax.lax.cumsum(normalised, axis=0, reverse=True)
     return jnp.where(valid, to_go, 0.0).reshape(mask.shape)
 
 
 def process_supervised_advantage(trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
-    """Step rewards, standardised over the judged steps of the group and summed to go."""
+    """Step rewards, standardised over the rewarded steps of the group and summed to go."""
     parts = trajectory.reward_parts
-    judged = None if parts is None or parts.judged is None else jnp.any(parts.judged, axis=-1)
-    return process_supervised(trajectory.reward, trajectory.valid, group_size, judged=judged)
+    rewarded = None if parts is None or parts.rewarded is None else jnp.any(parts.rewarded, axis=-1)
+    return process_supervised(trajectory.reward, trajectory.valid, group_size, rewarded=rewarded)
 
 
 def decoupled_normalized(
     scores_per_reward: jax.Array,
     weights: jax.Array,
-    judged: jax.Array | None = None,
+    rewarded: jax.Array | None = None,
     *,
     eps: float = 1e-6,
     ddof: int = 0,
@@ -256,13 +256,13 @@ def decoupled_normalized(
     Args:
       scores_per_reward: `[num_rewards, num_groups, group_size]`.
       weights: `[num_rewards]`, or `[num_rewards, num_groups]` where they differ between groups.
-      judged: bool, as the scores: whether the component applies to the rollout. Where it does not, it counts in no mean
-        and no deviation, and adds 0. None: everywhere.
+      rewarded: bool, as the scores: whether the component applies to the rollout. Elsewhere it counts in no mean and no
+        deviation, and adds 0. None: everywhere.
 
     Returns:
       `[num_groups, group_size]`; a component that is constant in a group adds exactly 0 there.
     """
-    normalized = group_normalized(scores_per_reward, judged, eps=eps, ddof=ddof)
+    normalized = group_normalized(scores_per_reward, rewarded, eps=eps, ddof=ddof)
     weights = at_least_float32(weights)
     weights = weights.reshape(weights.shape + (1,) * (normalized.ndim - weights.ndim))
     return jnp.sum(weights * normalized, axis=0)

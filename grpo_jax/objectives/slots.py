@@ -18,7 +18,7 @@ from grpo_jax.precision import above_rounding
 from grpo_jax.types import Trajectory
 
 __all__ = ["episode_lengths", "episode_scores", "greedy_scores", "outcome", "reward_part_scores"]
-__all__ += ["reward_part_judged", "reward_part_weights", "with_hyperparams", "whitened"]
+__all__ += ["rewarded_parts", "reward_part_weights", "with_hyperparams", "whitened"]
 
 
 def episode_scores(trajectory: Trajectory, group_size: int) -> jax.Array:
@@ -91,12 +91,12 @@ def reward_part_weights(trajectory: Trajectory, group_size: int) -> jax.Array:
     return weights.reshape(weights.shape[0], -1, group_size)[..., 0]
 
 
-def reward_part_judged(trajectory: Trajectory, group_size: int) -> jax.Array | None:
-    """Bool `[num_parts, num_groups, group_size]`: whether a part of the reward judged a rollout; None: all did."""
+def rewarded_parts(trajectory: Trajectory, group_size: int) -> jax.Array | None:
+    """Bool `[num_parts, num_groups, group_size]`: whether a part of the reward applied to a rollout; None: all did."""
     _check_reward_parts(trajectory)
-    if (judged := trajectory.reward_parts.judged) is None:
+    if (rewarded := trajectory.reward_parts.rewarded) is None:
         return None
-    return jnp.any(judged & trajectory.valid[..., None], axis=0).T.reshape(judged.shape[-1], -1, group_size)
+    return jnp.any(rewarded & trajectory.valid[..., None], axis=0).T.reshape(rewarded.shape[-1], -1, group_size)
 
 
 def _check_reward_parts(trajectory: Trajectory) -> None:

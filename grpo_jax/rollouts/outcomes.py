@@ -67,16 +67,16 @@ def add_outcome(
 
 def _at_steps(parts: RewardParts, trajectory: Trajectory) -> RewardParts:
     """The parts of an outcome at each step, `[T, B, K]`: all at the last valid one, or each at its own."""
-    values, weights, judged = parts
+    values, weights, rewarded = parts
     valid = trajectory.valid
     if values.ndim == 2:
         is_last = jnp.arange(len(valid))[:, None] == jnp.sum(valid, axis=0, keepdims=True) - 1
         values = jnp.where(is_last[..., None], values, 0.0)
-        judged = None if judged is None else is_last[..., None] & judged
-        return RewardParts(values, jnp.broadcast_to(weights, values.shape), judged)
+        rewarded = None if rewarded is None else is_last[..., None] & rewarded
+        return RewardParts(values, jnp.broadcast_to(weights, values.shape), rewarded)
     here = jnp.arange(valid.shape[1]), trajectory.episode_length - 1
     values = jnp.where(valid[..., None], values[here], 0.0)
-    return RewardParts(values, weights[here], None if judged is None else valid[..., None] & judged[here])
+    return RewardParts(values, weights[here], None if rewarded is None else valid[..., None] & rewarded[here])
 
 
 def _joined(parts: RewardParts | None, more: RewardParts) -> RewardParts:
@@ -84,10 +84,10 @@ def _joined(parts: RewardParts | None, more: RewardParts) -> RewardParts:
     if parts is None:
         return more
     values, weights = (jnp.concatenate(both, axis=-1) for both in zip(parts[:2], more[:2], strict=True))
-    if more.judged is None:
+    if more.rewarded is None:
         return RewardParts(values, weights)
-    judged = jnp.ones(parts.values.shape, bool) if parts.judged is None else parts.judged
-    return RewardParts(values, weights, jnp.concatenate([judged, more.judged], axis=-1))
+    rewarded = jnp.ones(parts.values.shape, bool) if parts.rewarded is None else parts.rewarded
+    return RewardParts(values, weights, jnp.concatenate([rewarded, more.rewarded], axis=-1))
 
 
 def _evaluate(environment: Environment, end: RolloutState) -> RewardParts:
@@ -95,17 +95,17 @@ def _evaluate(environment: Environment, end: RolloutState) -> RewardParts:
     outcome, num_envs = environment.outcome(end.environment, end.environment_params), end.num_envs
     steps = num_envs, environment.max_steps
     if isinstance(outcome, RewardParts) and jnp.shape(outcome.values) == jnp.shape(outcome.weights):
-        values, weights, judged = outcome
+        values, weights, rewarded = outcome
         shape = jnp.shape(values)
-        if judged is not None and jnp.shape(judged) == shape[:-1]:  # of all parts
-            judged = jnp.broadcast_to(judged[..., None], shape)
-        is_known = judged is None or are_alike(judged, jax.ShapeDtypeStruct(shape, bool))
+        if rewarded is not None and jnp.shape(rewarded) == shape[:-1]:  # of all parts
+            rewarded = jnp.broadcast_to(rewarded[..., None], shape)
+        is_known = rewarded is None or are_alike(rewarded, jax.ShapeDtypeStruct(shape, bool))
         if is_known and shape[:-1] in ((num_envs,), steps):
-            return RewardParts(jnp.asarray(values, jnp.float32), jnp.asarray(weights, jnp.float32), judged)
+            return RewardParts(jnp.asarray(values, jnp.float32), jnp.asarray(weights, jnp.float32), rewarded)
     raise ConfigError(
         f"the outcome of {environment.name!r} for {num_envs} environments is {describe_arrays(outcome)}; return "
         f"RewardParts(values, weights), both [{num_envs}, K], for K parts of the reward, or both "
-        f"[{num_envs}, {environment.max_steps}, K], for the steps of an episode, and judged None or bool of that shape"
+        f"[{num_envs}, {environment.max_steps}, K], for the steps of an episode, and rewarded None or such bools"
     )
 
 

@@ -37,11 +37,11 @@ def rollout_metrics(config: Config, trajectory: Trajectory, batch: Batch) -> Met
         )
     if config.env.reward_names:
         parts = jnp.sum(trajectory.reward_parts.values, axis=0)  # [B, K]
-        judged = trajectory.reward_parts.judged
-        judged = jnp.ones(parts.shape, bool) if judged is None else jnp.any(judged, axis=0)
+        rewarded = trajectory.reward_parts.rewarded
+        rewarded = jnp.ones(parts.shape, bool) if rewarded is None else jnp.any(rewarded, axis=0)
         for i, name in enumerate(config.env.reward_names):
-            is_known = jnp.any(judged[:, i])
-            counted = judged[:, i] | ~is_known  # no mean over nothing, for jax_debug_nans
+            is_known = jnp.any(rewarded[:, i])
+            counted = rewarded[:, i] | ~is_known  # no mean over nothing, for jax_debug_nans
             for word, mean in (("mean", jnp.mean), ("std", jnp.std)):
                 metrics[f"reward/{name}_{word}"] = jnp.where(is_known, mean(parts[:, i], where=counted), missing())
     if trajectory.diverged is not None:

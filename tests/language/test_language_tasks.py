@@ -173,15 +173,15 @@ def test_steps_are_paid_by_the_tokens_that_end_them(model):
         ids = [*model.tokenizer.encode_part(text), END]
         tokens[row, : len(ids)] = ids
     assert task.score(np.zeros(2, int), tokens).tolist() == [[1.5, 3], [1.5, 4]]
-    values, judged = task.judge(np.zeros(2, int), tokens, steps=True)
+    values, rewarded = task.judge(np.zeros(2, int), tokens, steps=True)
     assert values.shape == (2, 6, 2) and values[..., 1].tolist() == [[0, 0, 0, 0, 3, 0], [0, 0, 0, 0, 4, 0]]
     assert values[..., 0].tolist() == [[0, 0, 1, 0.5, 0, 0], [0, 1, 0, 0.5, 0, 0]], "the first character has two bytes"
-    assert judged.any(-1).tolist() == [[0, 0, 1, 1, 1, 0], [0, 1, 0, 1, 1, 0]]
+    assert rewarded.any(-1).tolist() == [[0, 0, 1, 1, 1, 0], [0, 1, 0, 1, 1, 0]]
 
     env = language_environment(task)
     states = Completion(np.zeros(2, np.int32), tokens.astype(np.int32), np.array([5, 5], np.int32))
     parts = jax.jit(env.outcome)(states, {"by_line": np.float32([1, 2]), "lengths": np.float32([0.1, 0.2])})
-    assert (parts.values == values).all() and (parts.judged == judged).all()
+    assert (parts.values == values).all() and (parts.rewarded == rewarded).all()
     assert parts.weights[1].tolist() == [[2, np.float32(0.2)]] * 6
 
 

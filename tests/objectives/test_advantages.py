@@ -178,8 +178,8 @@ def test_decoupled_normalisation_keeps_small_components_alive():
 
 def test_a_component_that_does_not_apply_counts_in_no_mean_and_no_deviation():
     components = np.float32([[[0, 7, 1, 7]], [[0, 1, 0, 1]], [[7, 7, 3, 7]], [[7, 7, 7, 7]]])
-    judged = np.array([[[1, 0, 1, 0]], [[1, 1, 1, 1]], [[0, 0, 1, 0]], [[0, 0, 0, 0]]], bool)
-    advantage = jax.jit(objectives.decoupled_normalized)(components, np.float32([1, 10, 100, 1000]), judged)
+    rewarded = np.array([[[1, 0, 1, 0]], [[1, 1, 1, 1]], [[0, 0, 1, 0]], [[0, 0, 0, 0]]], bool)
+    advantage = jax.jit(objectives.decoupled_normalized)(components, np.float32([1, 10, 100, 1000]), rewarded)
     close(advantage, [[-1 - 10, 10, 1 - 10, 10]], 1e-4)
 
 
@@ -263,10 +263,10 @@ def test_weighted_rewards():
 
 def test_process_supervision_with_rewards_on_some_steps_only():
     rewards = np.float32([[9, 9], [1, 3], [9, 9], [2, 2]])
-    judged, mask = np.array([[0, 0], [1, 1], [0, 0], [1, 1]], bool), np.ones((4, 2), bool)
+    rewarded, mask = np.array([[0, 0], [1, 1], [0, 0], [1, 1]], bool), np.ones((4, 2), bool)
     mask[3, 1] = False
     # Judged and valid: 1, 3 and 2; mean 2, standard deviation sqrt(2/3).
     unit = 1 / np.sqrt(2 / 3)
     expected = [[-unit, unit], [-unit, unit], [0, 0], [0, 0]]
-    actual = jax.jit(objectives.process_supervised, static_argnums=2)(rewards, mask, 2, judged=judged)
+    actual = jax.jit(objectives.process_supervised, static_argnums=2)(rewards, mask, 2, rewarded=rewarded)
     np.testing.assert_allclose(actual, expected, atol=1e-5)

@@ -33,8 +33,8 @@ rewarded = plain._replace(outcome=ages_and_marks)
 def tens_at_odd_steps(states, params):
     """Step t of an episode pays 10 t, and at t = 1 and t = 3 the reward is one of its own."""
     values = jnp.broadcast_to(10.0 * jnp.arange(4.0), (*states.time.shape, 4))[..., None]
-    judged = jnp.broadcast_to(jnp.arange(4) % 2 == 1, values.shape[:-1])
-    return RewardParts(values, jnp.broadcast_to(params["bonus"][:, None, None], values.shape), judged)
+    rewarded = jnp.broadcast_to(jnp.arange(4) % 2 == 1, values.shape[:-1])
+    return RewardParts(values, jnp.broadcast_to(params["bonus"][:, None, None], values.shape), rewarded)
 
 
 stepwise = plain._replace(outcome=tens_at_odd_steps)
@@ -83,7 +83,7 @@ def test_each_step_pays_its_part_of_an_outcome_of_steps():
     np.testing.assert_allclose(discounted[:4, 1], [0, 10, 25, 42.5])
     np.testing.assert_allclose(paid_end.discounted_return - end.discounted_return, [5, 42.5, 20])
     assert (paid.reward_parts.values[..., 0] * paid.reward_parts.weights[..., 0] == reward).all()
-    assert paid.reward_parts.judged[..., 0].T.tolist() == [[0, 1, 0, 0, 0], [0, 1, 0, 1, 0], [1, 0, 0, 0, 0]]
+    assert paid.reward_parts.rewarded[..., 0].T.tolist() == [[0, 1, 0, 0, 0], [0, 1, 0, 1, 0], [1, 0, 0, 0, 0]]
 
 
 def with_step_parts(*arguments):

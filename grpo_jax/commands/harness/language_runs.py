@@ -129,11 +129,11 @@ class HeldOutCurves:
         """Measures a point, writes it, and shows it."""
         iteration, steps, completions = progress.iteration, progress.steps, self._complete(progress.states)
         prompts = np.broadcast_to(self._prompts[:, None], completions.shape[:3])
-        values, judged = self.task.judge(prompts, completions)
+        values, rewarded = self.task.judge(prompts, completions)
         seconds = self.task.times.take()
         made, self._made = (steps - self._made).sum(), steps
         self._write_samples(iteration, completions, values)
-        means = functools.partial(_means, values, judged, [reward.name for reward in self.task.rewards])
+        means = functools.partial(_means, values, rewarded, [reward.name for reward in self.task.rewards])
         rewards, greedy = means(np.s_[:, :, :-1]), means(np.s_[:, :, -1:])
         completions, values = completions[:, :, :-1], values[:, :, :-1]
         correct = values[..., 0] >= self.arguments.correct_at
@@ -213,8 +213,8 @@ class HeldOutCurves:
         self.console.print(f"All along the run: {files} in {self.folder}", soft_wrap=True)
 
 
-def _means(values: np.ndarray, judged: np.ndarray, names: Sequence[str], index: Any) -> dict[str, list[float]]:
+def _means(values: np.ndarray, rewarded: np.ndarray, names: Sequence[str], index: Any) -> dict[str, list[float]]:
     """The mean of each reward over the completions `[R, N, K, ...]` at an index that it applies to; 0 without any."""
-    values, judged = values[index], judged[index]
-    means = values.sum((1, 2), where=judged) / np.maximum(judged.sum((1, 2)), 1)
+    values, rewarded = values[index], rewarded[index]
+    means = values.sum((1, 2), where=rewarded) / np.maximum(rewarded.sum((1, 2)), 1)
     return dict(zip(names, means.T.tolist(), strict=True))
