@@ -43,7 +43,7 @@ class Algorithm(NamedTuple):
     # None: no critic exists
     critic: Annotated[Callable | None, "(values, targets, behaviour_values, hyperparams) -> loss [S, N]"]
     # the steps whose surrogate counts; None: all
-    keep: Annotated[Callable | None, "(prediction, batch, hyperparams) -> bool [S, N]"] = None
+    step_mask: Annotated[Callable | None, "(prediction, batch, hyperparams) -> bool [S, N]"] = None
     baseline: Baseline | None = None  # values that advantages are relative to; None: the critic's, if it exists
     # the parameters of the reference policy for the next iteration, counted from 1; None: no reference exists
     reference: Annotated[Callable | None, "(reference_params, params, iteration, hyperparams) -> parameters"] = None
@@ -194,14 +194,14 @@ OPTIMAL_TOKEN_BASELINE = GRPO._replace(advantage=objectives.optimal_token_baseli
 IPO = GRPO._replace(
     surrogate=with_hyperparams(objectives.unclipped_surrogate),
     penalties=(objectives.k2_to_behaviour, entropy_bonus),
-    keep=objectives.keep_near_behaviour,
+    step_mask=objectives.keep_near_behaviour,
 )
 # The clip widths, such as 0.15, are to be set.
 DPPO_TV = GRPO._replace(
-    surrogate=with_hyperparams(objectives.truncated_surrogate), keep=objectives.keep_within_total_variation
+    surrogate=with_hyperparams(objectives.truncated_surrogate), step_mask=objectives.keep_within_total_variation
 )
 # The paper's clip widths, 0.05 nats, are to be set.
-DPPO_KL = DPPO_TV._replace(keep=objectives.keep_within_kl)
+DPPO_KL = DPPO_TV._replace(step_mask=objectives.keep_within_kl)
 # The ratio alone is the paper's.
 VESPO = GRPO._replace(
     ratio=objectives.vespo_ratio, surrogate=with_hyperparams(objectives.unclipped_surrogate), whole_sequences=True
@@ -212,10 +212,10 @@ DRO = GRPO._replace(
     penalties=(objectives.k2_to_behaviour, entropy_bonus),
 )
 # The paper's is a variant of DAPO.
-HIGH_ENTROPY = GRPO._replace(keep=objectives.keep_high_entropy, whole_minibatches=True)
+HIGH_ENTROPY = GRPO._replace(step_mask=objectives.keep_high_entropy, whole_minibatches=True)
 # Of the paper's changes to GRPO it has this mask and the estimate of the KL.
 OFF_POLICY_MASK = with_reference(
-    GRPO._replace(keep=objectives.keep_on_policy_sequences, whole_sequences=True),
+    GRPO._replace(step_mask=objectives.keep_on_policy_sequences, whole_sequences=True),
     kl=objectives.unbiased_kl_to_reference,
 )
 # Advantages are whitened and values clipped, as in implementations, not in the paper.

@@ -4,7 +4,7 @@
 |---|---|
 | `advantage` | `advantages`, `returns`, by `outcome` and `whitened` of `slots` |
 | `normalize` | `whitening` |
-| `keep` | `masks` |
+| `step_mask` | `masks` |
 | `ratio` | `ratios`, `covariance` |
 | `surrogate` | `surrogates`, by `with_hyperparams` of `slots` |
 | `penalties`, `reference`, `reward`, `kl_controller`, `entropy_controller` | `penalties`, with those of `divergences` |

@@ -1,4 +1,4 @@
-"""Masks: steps whose surrogate counts, for the slot `keep`; the surrogate of the others is 0, and so is its gradient.
+"""Masks of steps, for the slot `step_mask`: where it is false, the surrogate and its gradient are 0.
 
 Log-probabilities are in nats and `[T, N]`, with a sequence along `T`. No gradient flows through a mask.
 """

@@ -114,7 +114,7 @@ def cispo_surrogate(
 def truncated_surrogate(
     log_ratio: jax.Array, advantages: jax.Array, *, limit: float = 20.0, log_prob: jax.Array | None = None
 ) -> jax.Array:
-    """The policy gradient weighted by the ratio up to a limit; a mask (`keep`) is then the trust region.
+    """The policy gradient weighted by the ratio up to a limit; a `step_mask` is then the trust region.
 
         sg(min(ratio, limit)) A log pi
 

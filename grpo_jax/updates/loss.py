@@ -76,8 +76,8 @@ def loss(
         log_ratio = check_shape("ratio", algorithm.ratio(step_log_ratio, batch, hyperparams), batch.mask)
         objective = algorithm.surrogate(log_ratio, batch.advantage, hyperparams)
         objective = check_shape("surrogate", objective, batch.mask)
-        if algorithm.keep is not None:
-            kept = check_shape("keep", algorithm.keep(prediction, batch, hyperparams), batch.mask)
+        if algorithm.step_mask is not None:
+            kept = check_shape("step_mask", algorithm.step_mask(prediction, batch, hyperparams), batch.mask)
             objective = jnp.where(jax.lax.stop_gradient(kept), objective, 0.0)
         return objective, log_ratio
 
