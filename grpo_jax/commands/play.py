@@ -19,8 +19,8 @@ class Arguments(EpisodeArguments):
     row: int | None = None
     """Row of the policy in the run, such as its seed's number; by default the best one."""
     out: OutFile = Path("episode.gif")
-    """File to write: .gif, or .png for a sheet of frames."""
-    num_episodes: Annotated[int, Between(1, 1024, "a whole number from 1 to 1024")] = 1
+    """File to write, .gif."""
+    num_episodes: Annotated[int, Between(1, 64, "a whole number from 1 to 64")] = 1
     """Episodes, drawn side by side."""
     fps: Annotated[float, Between(0.01, 1000.0, "a number from 0.01 to 1000")] | None = None
     """Frames per second; by default as suits the environment."""

@@ -1,21 +1,17 @@
-"""Drawings of classic control, whose pictures in gymnax need gymnasium and pygame, and of observations."""
+"""Drawings of classic control, whose pictures in gymnax need gymnasium and pygame, and of observations; animations."""
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFont
 
-SMOOTHING = 3
-"""Shapes are drawn this many times larger and then reduced, as Pillow's shapes have no smooth edges."""
-
+SMOOTHING = 3  # shapes are drawn this many times larger and then reduced, as Pillow's have no smooth edges
+CAPTION_HEIGHT = 20  # pixels above a picture
 GRAY, DARK, BLUE, ORANGE, GREEN, RED = "#c9ced6", "#2f3640", "#3b7ddd", "#e08e2b", "#3a9d5d", "#d1495b"
-EMPTY = (18, 20, 28)
-CHANNELS = (
-    *((84, 160, 255), (255, 202, 58), (255, 120, 90), (76, 201, 128), (200, 120, 255), (240, 240, 240)),
-    *((255, 99, 164), (64, 210, 220), (176, 137, 104), (150, 160, 175), (190, 220, 70), (120, 110, 230)),
-)
-"""Colors of the channels of an observation."""
+EMPTY = (18, 20, 28)  # the color of cells without a channel
 
 Point = tuple[float, float]
 Shape = tuple[str, Sequence[Point], float]
@@ -29,13 +25,12 @@ def picture(left: float, right: float, bottom: float, top: float, shapes: Sequen
     draw = ImageDraw.Draw(image)
     for color, points, thickness in shapes:
         points = [(float((x - left) * scale), float((top - y) * scale)) for x, y in points]
-        radius = thickness * scale / 2
         if not thickness:
             draw.polygon(points, fill=color)
             continue
-        draw.line(points, fill=color, width=round(2 * radius))
-        for x, y in points:
-            draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill=color)
+        draw.line(points, fill=color, width=round(thickness * scale))
+        for point in points:
+            draw.circle(point, thickness * scale / 2, fill=color)
     return np.asarray(image.reduce(SMOOTHING))
 
 
@@ -65,22 +60,21 @@ def acrobot(state: Any, params: Any) -> np.ndarray:
 
 
 def mountain_car(state: Any, params: Any) -> np.ndarray:
-    """The car on the hill, and the flag."""
+    """The car on the hill, and the goal."""
     left, right = params.min_position, params.max_position
 
     def above(x, height):
         return x, 0.45 * np.sin(3 * x) + 0.55 + height
 
     hill = [(left, 0), *(above(x, 0) for x in np.linspace(left, right, 100)), (right, 0)]
-    foot, low, high = (above(params.goal_position, height) for height in (0, 0.12, 0.2))
-    flag = [high, low, (low[0] + 0.09, low[1] + 0.04)]
-    shapes = [
-        (GRAY, hill, 0),
-        (DARK, [foot, high], 0.012),
-        (GREEN, flag, 0),
-        (RED, [above(state.position, 0.05)], 0.12),
-    ]
+    flag = [above(params.goal_position, height) for height in (0, 0.2)]
+    shapes = [(GRAY, hill, 0), (DARK, flag, 0.012), (GREEN, flag[1:], 0.08), (RED, [above(state.position, 0.05)], 0.12)]
     return picture(left, right, 0, 1.25, shapes, 320)
+
+
+def _from(start: Point, length: float, angle: float) -> Point:
+    """The point at this distance from `start`; the angle is counter-clockwise from the x axis."""
+    return start[0] + length * np.cos(angle), start[1] + length * np.sin(angle)
 
 
 DRAWINGS: dict[str, tuple[Callable[[Any, Any], np.ndarray], float]] = {
@@ -93,48 +87,70 @@ DRAWINGS: dict[str, tuple[Callable[[Any, Any], np.ndarray], float]] = {
 """Functions `(state, params) -> [H, W, 3]` uint8 for environments of gymnax, and frames per second."""
 
 
-def _from(start: Point, length: float, angle: float) -> Point:
-    """The point at this distance from `start`; the angle is counter-clockwise from the x axis."""
-    return start[0] + length * np.cos(angle), start[1] + length * np.sin(angle)
-
-
 def is_image(shape: tuple[int, ...]) -> bool:
     """Whether observations of this shape are images: `[h, w]` or `[h, w, c]`, at least 4 by 4."""
     return len(shape) in (2, 3) and min(shape[:2]) >= 4
 
 
-def draw_observations(observations: np.ndarray) -> np.ndarray:
-    """Images of observations: each cell of a grid has the color of its last channel that is not 0.
+def draw_observation(observation: np.ndarray) -> np.ndarray:
+    """An image of an observation, `[H, W, 3]` uint8: each cell of a grid has the color of its last channel not 0.
 
     Args:
-      observations: `[N, h, w]` or `[N, h, w, c]`. With `c = 3` and at least 32 rows they are colors already: bytes, or
-        numbers from 0 to 1. What is no image is a heat map: red for positive numbers, blue for negative ones.
-
-    Returns:
-      `[N, H, W, 3]` uint8.
+      observation: `[h, w]` or `[h, w, c]`. With `c = 3` and at least 32 rows it has colors already: bytes, or numbers
+        from 0 to 1. What is no image is a heat map: red for positive numbers, blue for negative ones.
     """
-    if not is_image(observations.shape[1:]):
-        numbers = observations.reshape(len(observations), 1, -1).astype(float).repeat(4, axis=1)
-        strength = np.abs(numbers) / (1 + np.abs(numbers))  # 0 to 1
-        paler = 255 * (1 - strength)
-        colors = np.where(
-            numbers > 0, [np.full_like(paler, 255), paler, paler], [paler, paler, np.full_like(paler, 255)]
-        )
-        return enlarge(np.moveaxis(colors, 0, -1).astype(np.uint8))
-    if observations.ndim == 3:
-        observations = observations[..., None]
-    num_channels = observations.shape[-1]
-    if num_channels == 3 and observations.shape[1] >= 32:
-        if observations.dtype != np.uint8:
-            observations = np.rint(255 * np.clip(observations, 0, 1))
-        return enlarge(observations.astype(np.uint8))
-    last = num_channels - np.argmax(observations[..., ::-1] != 0, axis=-1)  # 1 for the first channel
-    last = np.where((observations != 0).any(axis=-1), last, 0)
-    colors = np.array([EMPTY, *(CHANNELS[i % len(CHANNELS)] for i in range(num_channels))], np.uint8)
-    return enlarge(colors[last])
+    import matplotlib  # which takes half a second
+
+    if not is_image(observation.shape):
+        numbers = observation.reshape(1, -1).astype(float).repeat(4, axis=0)
+        strength = 0.5 + 0.5 * numbers / (1 + np.abs(numbers))
+        return enlarge(matplotlib.colormaps["bwr"](strength, bytes=True)[..., :3])
+    channels = observation[..., None] if observation.ndim == 2 else observation
+    num_channels = channels.shape[-1]
+    if num_channels == 3 and len(channels) >= 32:
+        is_bytes = channels.dtype == np.uint8
+        return enlarge(channels if is_bytes else np.rint(255 * np.clip(channels, 0, 1)).astype(np.uint8))
+    last = num_channels - 1 - np.argmax(channels[..., ::-1] != 0, axis=-1)
+    colors = matplotlib.colormaps["tab10"](last % 10, bytes=True)[..., :3]
+    return enlarge(np.where(channels.any(axis=-1, keepdims=True), colors, np.uint8(EMPTY)))
 
 
-def enlarge(images: np.ndarray, size: int = 240) -> np.ndarray:
-    """Small images `[..., h, w, 3]`, each pixel a square, so that the longer side has about `size` pixels."""
-    factor = max(1, size // max(images.shape[-3:-1]))
-    return images.repeat(factor, axis=-3).repeat(factor, axis=-2)
+def enlarge(image: np.ndarray, size: int = 240) -> np.ndarray:
+    """A small image `[h, w, 3]`, each pixel a square, so that the longer side has about `size` pixels."""
+    factor = max(1, size // max(image.shape[:2]))
+    return image.repeat(factor, axis=0).repeat(factor, axis=1)
+
+
+def captioned(frame: np.ndarray, text: str) -> np.ndarray:
+    """A frame `[H, W, 3]` below a line of text: `[CAPTION_HEIGHT + H, W, 3]`."""
+    line, font = Image.new("RGB", (frame.shape[1], CAPTION_HEIGHT), "#ffffff"), ImageFont.load_default(12)
+    ImageDraw.Draw(line).text((6, CAPTION_HEIGHT / 2), text, fill=DARK, font=font, anchor="lm")
+    return np.concatenate([np.asarray(line), frame])
+
+
+def write_animation(frames: Iterable[np.ndarray], path: Path, fps: float) -> None:
+    """Writes a GIF while its frames are made, so that a long episode need not fit in memory.
+
+    Args:
+      frames: chunks `[N, B, H, W, 3]` uint8 of `N` frames, each of `B` pictures side by side.
+      path: file to write. If the disk is full, a file of this name stays as it was.
+      fps: frames per second, at most 50. Frames last a multiple of 10 ms, and the last one a second more.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    duration = max(20, 10 * round(100 / fps))  # browsers slow down a GIF with shorter frames
+
+    def images():
+        of_all = itertools.chain.from_iterable(frames)
+        for pictures, following in itertools.pairwise(itertools.chain(of_all, [None])):
+            # A GIF has at most 256 colors. One is left for pixels that do not change.
+            image = Image.fromarray(np.concatenate(pictures, axis=1)).quantize(255, dither=Image.Dither.NONE)
+            image.info["duration"] = duration if following is not None else duration + 1000
+            yield image
+
+    try:
+        made = images()
+        next(made).save(unfinished, "GIF", save_all=True, append_images=made, loop=0)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)

@@ -1,5 +1,6 @@
 """Finds how an environment is drawn: by itself, its suite or gymnax, by a drawing here, or from its observations."""
 
+import importlib
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -16,75 +17,55 @@ from grpo_jax.environments.suites import Craftax
 from grpo_jax.environments.suites.physics import RigidBodies
 from grpo_jax.environments.tokens import Task
 from grpo_jax.errors import ConfigError
-from grpo_jax.rendering.drawings import DRAWINGS, draw_observations, enlarge, is_image
+from grpo_jax.rendering.drawings import DRAWINGS, draw_observation, enlarge, is_image
 
 
 class Renderer(NamedTuple):
     """How an environment is drawn, on the host."""
 
-    # (states, observations), NumPy arrays, each leaf [N, ...] -> frames [N, H, W, 3] uint8
-    draw: Callable[[Any, Any], np.ndarray]
+    draw: Callable[[Any, Any], np.ndarray]  # (state, observation), NumPy arrays -> [H, W, 3] uint8
     fps: float  # frames per second at which it looks natural
 
     def frames(self, states: Any, observations: Any) -> np.ndarray:
         """Frames `[N, B, H, W, 3]` uint8 of `N` steps of `B` episodes; the leaves are `[N, B, ...]`."""
         shape = jax.tree.leaves(states)[0].shape[:2]
-        frames = self.draw(*jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), (states, observations)))
+        steps = (jax.tree.map(lambda leaf, i=i: leaf[i], (states, observations)) for i in np.ndindex(shape))
+        frames = np.stack([self.draw(*step) for step in steps])
         return frames.reshape(*shape, *frames.shape[1:])
 
 
 def make_renderer(environment: str | Any, params: Mapping[str, Any] | None = None) -> Renderer:
-    """The renderer of an environment.
+    """The renderer of an environment, which is given as to `make_environment`.
 
     An environment's own method `render(state, params) -> [H, W, 3]` uint8 comes first. It gets one state, of NumPy
     arrays, and may use any library. An environment without a drawing shows its observations: an image `[h, w]` or
-    `[h, w, c]`, or else a heat map of the numbers.
-
-    Args:
-      environment, params: as for `make_environment`.
-
-    Raises:
-      ConfigError: if there is no drawing of the environment, or a package for it is missing.
+    `[h, w, c]`, or else a heat map of the numbers. Raises ConfigError where there is nothing to draw.
     """
     env = environment_object(environment)
     if isinstance(env, Task):
         raise ConfigError("a token task has no picture; grpo_jax.answer gives its prompts and completions")
+    if isinstance(env, RigidBodies):
+        return Renderer(_rigid_bodies_drawing(env), 1 / env.dt)
+    if isinstance(env, Craftax):
+        return Renderer(_craftax_drawing(env), 10)
+    render = getattr(env, "render", None)
+    is_gymnax = getattr(render, "__module__", "").startswith("gymnax.")  # it returns a figure of matplotlib
     if not isinstance(env, Environment):
-        if isinstance(env, RigidBodies):
-            return Renderer(_one_by_one(rigid_bodies_drawing(env)), 1 / env.dt)
-        if isinstance(env, Craftax):
-            return Renderer(_craftax_drawing(env), 10)
-        env_params, render = overridden_params(env, params or {}), getattr(env, "render", None)
-        if render is not None and not _is_gymnax(render):
-            return Renderer(_one_by_one(lambda state: render(state, env_params)), 30)
-        if (name := env_name(env)) in DRAWINGS:
-            draw, fps = DRAWINGS[name]
-            return Renderer(_one_by_one(lambda state: draw(state, env_params)), fps)
-    observation = make_environment(environment, params).observation
-    shape = getattr(observation, "shape", ())
-    if _is_gymnax(render := getattr(env, "render", None)) and not is_image(shape):
-        return Renderer(_one_by_one(lambda state: _draw_figure(*render(state, env_params))), 10)
+        env_params, name = overridden_params(env, params or {}), env_name(env)
+        if render is not None and not is_gymnax:
+            return Renderer(lambda state, observation: render(state, env_params), 30)
+        if name in DRAWINGS:
+            drawing, fps = DRAWINGS[name]
+            return Renderer(lambda state, observation: drawing(state, env_params), fps)
+    shape = getattr(make_environment(environment, params).observation, "shape", ())
+    if is_gymnax and not is_image(shape):
+        return Renderer(lambda state, observation: _draw_figure(*render(state, env_params)), 10)
     if shape:
-        return Renderer(lambda states, observations: draw_observations(observations), 15)
+        return Renderer(lambda state, observation: draw_observation(observation), 15)
     raise ConfigError(
         f"there is no drawing of {environment!r}, and it observes no array; give the environment a method "
         "render(state, params) -> [H, W, 3] uint8"
     )
-
-
-def _is_gymnax(render: Callable | None) -> bool:
-    """Whether the method is one of gymnax, which returns a figure of matplotlib."""
-    return getattr(render, "__module__", "").startswith("gymnax.")
-
-
-def _one_by_one(draw: Callable[[Any], np.ndarray]) -> Callable[[Any, Any], np.ndarray]:
-    """`Renderer.draw` of a function from one state to one frame."""
-
-    def draw_all(states, observations):
-        leaves, structure = jax.tree.flatten(states)
-        return np.stack([draw(structure.unflatten(leaf[i] for leaf in leaves)) for i in range(len(leaves[0]))])
-
-    return draw_all
 
 
 def _draw_figure(figure: Any, axes: Any) -> np.ndarray:
@@ -96,22 +77,15 @@ def _draw_figure(figure: Any, axes: Any) -> np.ndarray:
     return pixels
 
 
-def _craftax_drawing(env: Craftax) -> Callable[[Any, np.ndarray], np.ndarray]:
+def _craftax_drawing(env: Craftax) -> Callable[[Any, Any], np.ndarray]:
     """Craftax's own renderer, 16 pixels a block, at twice its size: `Renderer.draw`."""
-    if "Classic" in env.name:
-        from craftax.craftax_classic.renderer import make_craftax_pixel_renderer
-    else:
-        from craftax.craftax.renderer import make_craftax_pixel_renderer
-    draw = jax.jit(jax.vmap(make_craftax_pixel_renderer(16)))
-    return lambda states, observations: enlarge(np.asarray(jnp.clip(draw(states), 0, 255).astype(jnp.uint8)), 420)
+    kind = "craftax_classic" if "Classic" in env.name else "craftax"
+    draw = jax.jit(importlib.import_module(f"craftax.{kind}.renderer").make_craftax_pixel_renderer(16))
+    return lambda state, observation: enlarge(np.asarray(jnp.clip(draw(state), 0, 255).astype(jnp.uint8)), 420)
 
 
-def rigid_bodies_drawing(env: RigidBodies) -> Callable[[Any], np.ndarray]:
-    """MuJoCo's renderer, with a camera that follows the first body: a function from one state to one frame.
-
-    Raises:
-      ConfigError: if there is no OpenGL.
-    """
+def _rigid_bodies_drawing(env: RigidBodies) -> Callable[[Any, Any], np.ndarray]:
+    """MuJoCo's renderer, with a camera that follows the first body: `Renderer.draw`. ConfigError without OpenGL."""
     import mujoco
 
     model, data, camera = env.mj_model, mujoco.MjData(env.mj_model), mujoco.MjvCamera()
@@ -131,14 +105,10 @@ def rigid_bodies_drawing(env: RigidBodies) -> Callable[[Any], np.ndarray]:
     mujoco.mj_forward(model, data)
     solid = model.geom_type != mujoco.mjtGeom.mjGEOM_PLANE
     distances = np.linalg.norm(data.geom_xpos - data.xpos[1], axis=-1) + model.geom_rbound
-    camera.type, camera.trackbodyid, camera.distance = (
-        mujoco.mjtCamera.mjCAMERA_TRACKING,
-        1,
-        2.5 * distances[solid].max(),
-    )
-    camera.azimuth, camera.elevation = 110, -20
+    camera.type, camera.trackbodyid = mujoco.mjtCamera.mjCAMERA_TRACKING, 1
+    camera.distance, camera.azimuth, camera.elevation = 2.5 * distances[solid].max(), 110, -20
 
-    def draw(state):
+    def draw(state, observation):
         data.qpos[:], data.qvel[:] = env.joints(state)
         mujoco.mj_forward(model, data)
         renderer.update_scene(data, camera)

@@ -20,7 +20,7 @@ from grpo_jax.commands import evaluate, export, play
 from grpo_jax.commands.harness.command import command
 from grpo_jax.errors import ConfigError
 from grpo_jax.policies import MLP
-from grpo_jax.rendering.animation import CAPTION_HEIGHT
+from grpo_jax.rendering.drawings import CAPTION_HEIGHT
 from grpo_jax.runs.run_spec import Setting, Settings
 
 SIZES = {"algorithm": "ppo", "num_envs": 4, "num_steps": 8, "num_minibatches": 1, "network": MLP((4,))}

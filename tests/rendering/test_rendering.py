@@ -1,14 +1,15 @@
-"""Pictures of environments."""
+"""Pictures of environments, and animations of them as files."""
 
 import jax
 import numpy as np
 import pytest
+from PIL import Image
 from probes import Probe
 
 from grpo_jax.environments import make_environment
 from grpo_jax.errors import ConfigError
-from grpo_jax.rendering import make_renderer
-from grpo_jax.rendering.drawings import CHANNELS, DRAWINGS, EMPTY, draw_observations
+from grpo_jax.rendering import make_renderer, write_animation
+from grpo_jax.rendering.drawings import CAPTION_HEIGHT, DRAWINGS, EMPTY, captioned, draw_observation
 
 BY_GYMNAX = ("MetaMaze-misc", "PointRobot-misc")
 SUITES = ("brax:inverted_pendulum", "craftax:Craftax-Classic-Symbolic-v1", "pgx:2048", "pgx:minatar-breakout")
@@ -24,25 +25,24 @@ def test_a_picture_changes_with_the_state(name):
     if colon:
         pytest.importorskip(suite)
     env = make_environment(name)
-    states, observations = jax.jit(jax.vmap(lambda key: env.reset(key, env.params)))(
-        jax.random.split(jax.random.key(0), 8)
-    )
+    keys = jax.random.split(jax.random.key(0), (8, 1))
+    states, observations = jax.jit(jax.vmap(jax.vmap(lambda key: env.reset(key, env.params))))(keys)
     if not colon:
         states = jax.tree.map(np.asarray, states)
-    frames = make_renderer(name).draw(states, np.asarray(observations))
-    assert frames.dtype == np.uint8 and frames.shape[0] == 8 and frames.shape[-1] == 3
-    assert min(frames.shape[1:3]) >= 100 and (frames != frames[0]).any()
+    frames = make_renderer(name).frames(states, np.asarray(observations))
+    assert frames.dtype == np.uint8 and frames.shape[:2] == (8, 1) and frames.shape[-1] == 3
+    assert min(frames.shape[2:4]) >= 100 and (frames != frames[0]).any()
 
 
 def test_observations_are_cells_of_channels_pixels_or_a_heat_map():
-    cells = np.zeros((1, 4, 4, 2), np.int8)
-    cells[0, 0, 0], cells[0, 1, 1] = (1, 0), (1, 1)
-    image = draw_observations(cells)[0, ::60, ::60]
-    assert [tuple(image[i, i]) for i in range(3)] == [*CHANNELS[:2], EMPTY]
-    pixels = np.linspace(0, 1, 2 * 32 * 32 * 3).reshape(2, 32, 32, 3)
-    assert np.array_equal(draw_observations(pixels)[:, ::7, ::7], np.rint(255 * pixels).astype(np.uint8))
-    colors = draw_observations(np.array([[0.0, 1e9, -1.0]]))[0, 0, ::80]
-    assert colors.tolist() == [[255, 255, 255], [255, 0, 0], [127, 127, 255]]
+    cells = np.zeros((4, 4, 2), np.int8)
+    cells[0, 0], cells[1, 1] = (1, 0), (1, 1)
+    first, last, empty = (tuple(draw_observation(cells)[::60, ::60][i, i].tolist()) for i in range(3))
+    assert empty == EMPTY and len({first, last, empty}) == 3
+    pixels = np.linspace(0, 1, 32 * 32 * 3).reshape(32, 32, 3)
+    assert np.array_equal(draw_observation(pixels)[::7, ::7], np.rint(255 * pixels).astype(np.uint8))
+    colors = draw_observation(np.array([0.0, 1e9, -1.0]))[0, ::80].astype(int)
+    assert np.abs(colors - [[255, 255, 255], [255, 0, 0], [128, 128, 255]]).max() <= 2
 
 
 class Drawn(Probe):
@@ -52,7 +52,7 @@ class Drawn(Probe):
 
 def test_an_environments_own_picture_comes_first():
     renderer = make_renderer(Drawn(), {"bonus": 7.0})
-    assert (renderer.draw({"time": np.arange(3)}, np.zeros((3, 1))) == np.full((3, 8, 8, 3), 7)).all()
+    assert (renderer.frames({"time": np.zeros((3, 2))}, np.zeros((3, 2, 1))) == np.full((3, 2, 8, 8, 3), 7)).all()
 
 
 def test_what_has_no_picture_is_refused():
@@ -62,3 +62,45 @@ def test_what_has_no_picture_is_refused():
     ):
         with pytest.raises(ConfigError, match=message):
             make_renderer(environment)
+
+
+# --- animations ------------------------------------------------------------------------------------------------------
+
+
+def frames(num_frames, num_pictures=1):
+    """A white square that moves over a colored ground: `[N, B, 24, 32, 3]`."""
+    made = np.full((num_frames, num_pictures, 24, 32, 3), (40, 90, 160), np.uint8)
+    for i in range(num_frames):
+        made[i, :, 4:8, i : i + 4] = 255
+    return made
+
+
+def test_a_gif_has_every_frame_at_its_time_with_pictures_side_by_side(tmp_path):
+    path, made = tmp_path / "folder" / "a.gif", frames(12, 2)
+    made[11, 1, :12] = (250, 20, 20)  # a new color gets a place
+    write_animation([made[:5], made[5:]], path, fps=25)
+    with Image.open(path) as gif:
+        assert gif.n_frames == 12 and gif.size == (2 * 32, 24)
+        for i in range(12):
+            gif.seek(i)
+            assert gif.info["duration"] == (1040 if i == 11 else 40)
+            assert np.array_equal(np.asarray(gif.convert("RGB")), np.concatenate(made[i], axis=1))
+
+
+def test_a_caption_stands_above_a_picture():
+    (frame,) = frames(1)[0]
+    made = captioned(frame, "a")
+    assert (made[:CAPTION_HEIGHT] < 128).any() and np.array_equal(made[CAPTION_HEIGHT:], frame)
+
+
+def test_a_file_that_cannot_be_finished_is_not_there(tmp_path):
+    path = tmp_path / "a.gif"
+    path.write_bytes(b"earlier")
+
+    def broken():
+        yield frames(3)
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        write_animation(broken(), path, fps=10)
+    assert [each.name for each in tmp_path.iterdir()] == [path.name] and path.read_bytes() == b"earlier"

@@ -11,9 +11,10 @@ import tyro
 from grpo_jax import Config, TrainedPolicy, TrainState, load
 from grpo_jax.commands.harness.flags import parse_overrides
 from grpo_jax.commands.harness.limits import Seed
+from grpo_jax.errors import ConfigError
 from grpo_jax.evaluation.episodes import Evaluation, Steps, record_episodes
-from grpo_jax.rendering import make_renderer
-from grpo_jax.rendering.animation import captioned, check_animation_path, write_animation
+from grpo_jax.rendering import make_renderer, write_animation
+from grpo_jax.rendering.drawings import captioned
 
 
 @dataclasses.dataclass
@@ -55,13 +56,14 @@ class EpisodeArguments(PolicyArguments):
 
 
 class Drawing:
-    """A file with episodes of an environment, side by side: .gif, or .png for a sheet of frames.
+    """A file with episodes of an environment, side by side, .gif.
 
     Raises ConfigError if the environment or the format cannot be drawn. Without `fps`, as suits the environment.
     """
 
     def __init__(self, config: Config, path: Path, fps: float | None = None):
-        check_animation_path(path)
+        if path.suffix.lower() != ".gif":
+            raise ConfigError(f"{path} is not a name for an animation; use one that ends in .gif")
         self._config, self._path = config, path
         self._renderer = make_renderer(config.environment, dict(config.env_params))
         self._fps = self._renderer.fps if fps is None else fps
@@ -82,11 +84,11 @@ class Drawing:
     def _frames(self, steps: Steps) -> np.ndarray:
         """`[N, B, H, W, 3]`, with the episode, the number of steps and the return in a line above each picture."""
         frames = self._renderer.frames(steps.states, steps.observations)
-        captions = [
-            [
-                (f"episode {index}   " if len(row[0]) > 1 else "") + f"step {length}   return {value:.5g}"
-                for index, (length, value) in enumerate(zip(*row, strict=True))
-            ]
-            for row in zip(steps.lengths, steps.returns, strict=True)
-        ]
-        return captioned(frames, captions)
+        shape = frames.shape[:2]
+
+        def text(i, episode):
+            words = f"step {steps.lengths[i, episode]}   return {steps.returns[i, episode]:.5g}"
+            return f"episode {episode}   {words}" if shape[1] > 1 else words
+
+        pictures = [captioned(frames[place], text(*place)) for place in np.ndindex(shape)]
+        return np.stack(pictures).reshape(*shape, *pictures[0].shape)
