@@ -16,7 +16,6 @@ from grpo_jax.environments.lean import LEAN
 from grpo_jax.environments.registry import environment_object
 
 OTHER_PARAMETERS = {
-    "Breakout-MinAtar": {"max_steps_in_episode": 37},
     "Asterix-MinAtar": {"ramping": False, "init_spawn_speed": 3, "init_move_interval": 2, "max_steps_in_episode": 37},
     "Freeway-MinAtar": {"player_speed": 1, "max_steps_in_episode": 37},
     "Seaquest-MinAtar": {"init_spawn_speed": 3, "init_move_interval": 3, "diver_spawn_speed": 2, "max_oxygen": 40}

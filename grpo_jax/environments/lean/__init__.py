@@ -1,4 +1,4 @@
-"""Steps of MinAtar's games written for vectors: gymnax's bits from the same keys, in fewer kernels.
+"""Steps of four of MinAtar's games written for vectors: gymnax's bits from the same keys, in fewer kernels.
 
 gymnax moves the entities of a game one after the other, with a scatter each, and looks for a free place in a loop whose
 length depends on the state. On a GPU each scatter is a launch of its own, and such a loop waits for the host. Here all
@@ -18,7 +18,6 @@ import jax.numpy as jnp
 
 LEAN = {
     "Asterix-MinAtar": "asterix",
-    "Breakout-MinAtar": "breakout",
     "Freeway-MinAtar": "freeway",
     "Seaquest-MinAtar": "seaquest",
     "SpaceInvaders-MinAtar": "space_invaders",
