@@ -13,7 +13,7 @@ from grpo_jax.commands.harness.command import command
 from grpo_jax.commands.harness.limits import Count
 from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.environments import Box, Environment, MultiDiscrete, group_parameters, make_environment
-from grpo_jax.environments.suites import SUITES
+from grpo_jax.environments.suites import NAMES
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.importing import pip_install
 
@@ -21,7 +21,6 @@ from .harness.summaries import SUMMARY, TABLE, read_results, write_results
 
 LIMIT = 20
 """The lowered time limit, so that truncation is seen."""
-LISTED = tuple(suite for suite, make in SUITES.items() if hasattr(make, "names"))
 
 
 @dataclasses.dataclass
@@ -59,11 +58,11 @@ def main(arguments: Arguments) -> None:
 def all_names(suites: tuple[str, ...]) -> list[str]:
     """The names of all environments of suites, by default of those that are installed."""
     names = []
-    for suite in suites or LISTED:
-        if suite not in LISTED:
-            raise ConfigError(f"unknown suite {suite!r}: {nearest(suite, LISTED)}")
+    for suite in suites or NAMES:
+        if suite not in NAMES:
+            raise ConfigError(f"unknown suite {suite!r}: {nearest(suite, NAMES)}")
         try:
-            names += [f"{suite}:{name}" for name in SUITES[suite].names() if not name.startswith("XLand")]
+            names += [f"{suite}:{name}" for name in NAMES[suite]() if not name.startswith("XLand")]
         except ImportError as error:
             if suites:
                 raise ConfigError(f"{suite} is not installed: {pip_install(suite)} ({error})") from error

@@ -13,7 +13,7 @@ from small import small_config
 
 from grpo_jax import Hyperparams, make_init, make_train_step
 from grpo_jax.environments import make_environment
-from grpo_jax.environments.suites import SUITES
+from grpo_jax.environments.suites import NAMES, SUITES
 from grpo_jax.environments.suites.physics import Playground, RigidBodies, in_float32
 from grpo_jax.errors import ConfigError
 
@@ -77,7 +77,8 @@ def test_actions_are_repeated_and_observations_may_be_dicts(monkeypatch):
 
 @pytest.mark.parametrize("error", [OSError(28, "a full disk"), subprocess.CalledProcessError(128, ["git", "clone"])])
 def test_what_cannot_be_downloaded_is_an_error(monkeypatch, error):
-    monkeypatch.setitem(SUITES, "playground", mock.Mock(side_effect=error, names=lambda: ["Go1Getup"]))
+    monkeypatch.setitem(SUITES, "playground", mock.Mock(side_effect=error))
+    monkeypatch.setitem(NAMES, "playground", lambda: ["Go1Getup"])
     with pytest.raises(ConfigError, match="needs data that could not be downloaded: .*(disk|clone)"):
         make_environment("playground:Go1Getup")
 

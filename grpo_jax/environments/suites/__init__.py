@@ -2,6 +2,7 @@
 
 import subprocess
 import warnings
+from importlib import import_module
 from typing import Any
 
 from grpo_jax.environments.host import Gymnasium
@@ -26,8 +27,19 @@ SUITES = {
 }
 """Functions from the name after the colon to an environment, by the suite before the colon.
 
-The class of a suite in JAX lists the names: `SUITES["navix"].names()`. A few of them raise a ConfigError that says why.
+A few names raise a ConfigError that says why.
 """
+
+NAMES = {
+    "brax": lambda: import_module("brax.envs")._envs,
+    "craftax": lambda: [f"Craftax-{each}-v1" for each in ("Symbolic", "Pixels", "Classic-Symbolic", "Classic-Pixels")],
+    "jumanji": lambda: import_module("jumanji").registered_environments(),
+    "navix": lambda: import_module("navix").registry(),
+    "pgx": lambda: import_module("pgx").available_envs(),
+    "playground": lambda: import_module("mujoco_playground").registry.ALL_ENVS,
+    "xland": lambda: import_module("xminigrid").registered_environments(),
+}
+"""All names of each suite in JAX: `NAMES["navix"]()`."""
 
 
 def from_suite(suite: str, name: str) -> Any:
@@ -36,16 +48,14 @@ def from_suite(suite: str, name: str) -> Any:
     Raises:
       ConfigError: if the suite is not installed, has no such environment, or cannot download what it needs.
     """
-    make = SUITES[suite]
     try:
-        if not hasattr(make, "names"):
-            return make(name)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # brax recommends MJX's own suites
-            known, world = make.names(), name.partition("/")[0]
-            if world not in known:
-                raise ConfigError(f"{suite} has no environment {name!r}: {nearest(world, known)}")
-            return make(name)
+            if suite in NAMES:
+                warnings.simplefilter("ignore")  # brax recommends MJX's own suites
+                known, world = NAMES[suite](), name.partition("/")[0]
+                if world not in known:
+                    raise ConfigError(f"{suite} has no environment {name!r}: {nearest(world, known)}")
+            return SUITES[suite](name)
     except ImportError as error:
         raise ConfigError(f"'{suite}:{name}' needs {suite}: {pip_install(suite)} ({error})") from error
     except (OSError, LookupError, subprocess.CalledProcessError) as error:  # robots, levels, rulesets

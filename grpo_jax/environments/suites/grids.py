@@ -43,12 +43,6 @@ class Navix(Timed):
         super().__init__(inner, inner.max_steps)
         self.name, self._timestep = f"navix:{name}", navix.environments.environment.Timestep
 
-    @staticmethod
-    def names() -> list[str]:
-        import navix
-
-        return list(navix.registry())
-
     def action_space(self, params):
         return Discrete(len(self.inner.action_set))
 
@@ -102,13 +96,6 @@ class XLand:
         self.name, self._rulesets, self._timestep = f"xland:{name}", _rulesets(benchmark), TimeStep
         self.inner, self._params = xminigrid.make(world)
         self.default_params, self._sizes = TimeLimit(self._params.max_steps), (NUM_TILES, NUM_COLORS)
-
-    @staticmethod
-    def names() -> list[str]:
-        """The ports of MiniGrid, and the worlds, which need a benchmark beside their name."""
-        import xminigrid
-
-        return list(xminigrid.registered_environments())
 
     def action_space(self, params):
         return Discrete(self.inner.num_actions(self._params))
@@ -170,10 +157,6 @@ class Craftax:
         limited = dataclasses.make_dataclass("CraftaxParams", limited, bases=(type(params),), frozen=True)
         # Craftax's own time limit terminates, so it is moved out of reach.
         self.default_params = limited(max_timesteps=np.iinfo(np.int32).max)
-
-    @staticmethod
-    def names() -> list[str]:
-        return [f"Craftax-{kind}-v1" for kind in ("Symbolic", "Pixels", "Classic-Symbolic", "Classic-Pixels")]
 
     def is_truncated(self, state, params):
         return state.timestep >= params.max_steps_in_episode

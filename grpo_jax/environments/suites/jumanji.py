@@ -60,12 +60,6 @@ class Jumanji(Timed):
         if hasattr(self._spec, "action_mask"):
             self.action_mask = lambda state, params: state.inner[1]
 
-    @staticmethod
-    def names() -> list[str]:
-        import jumanji
-
-        return sorted(jumanji.registered_environments())
-
     def action_space(self, params):
         """One action for each combination of Jumanji's."""
         return Discrete(math.prod(self._sizes))

@@ -43,12 +43,6 @@ class Pgx(Timed):
         if not name.startswith("minatar"):  # in MinAtar every action is legal
             self.action_mask = lambda state, params: state.inner.legal_action_mask
 
-    @staticmethod
-    def names() -> list[str]:
-        import pgx
-
-        return list(pgx.available_envs())
-
     def action_space(self, params):
         return Discrete(self.inner.num_actions)
 
