@@ -15,7 +15,7 @@ from rich.table import Table
 from grpo_jax.algorithms import ALGORITHMS, PAPERS, SENTENCES
 from grpo_jax.commands.harness.command import command
 from grpo_jax.commands.harness.parsing import parse_flags
-from grpo_jax.environments.gymnax_names import names
+from grpo_jax.environments.registry import gymnax_names
 from grpo_jax.environments.suites import SUITES
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.hyperparams import Hyperparams
@@ -30,7 +30,7 @@ def algorithms() -> Iterator[tuple[str, ...]]:
 
 
 def environments() -> Iterator[tuple[str, ...]]:
-    for name in names():
+    for name in gymnax_names():
         yield name, ""
     packages = {"playground": "mujoco_playground", "xland": "xminigrid", "tokens": "grpo_jax"}
     for suite in sorted(SUITES):

@@ -1,7 +1,10 @@
 """Finds environments by name or import path."""
 
 import functools
+import importlib
 import inspect
+import sys
+import types
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,13 +12,12 @@ import jax
 
 from grpo_jax.environments.door import from_gymnax
 from grpo_jax.environments.environment import Environment
-from grpo_jax.environments.gymnax_names import registered
 from grpo_jax.environments.lean import lean_or_same
 from grpo_jax.environments.parameters import static_parameters
 from grpo_jax.environments.suites import SUITES, from_suite
 from grpo_jax.environments.suites.physics import RigidBodies, with_model_parameters
 from grpo_jax.environments.tokens import Task, token_environment
-from grpo_jax.errors import ConfigError
+from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.importing import import_object
 
 
@@ -70,7 +72,7 @@ def environment_object(environment: str | Any) -> Any:
         # Constructors compute with arrays, and compare them, also where a Config is made while a function is traced.
         with jax.ensure_compile_time_eval():
             if not colon:
-                found = lean_or_same(registered(environment), environment)
+                found = lean_or_same(_registered(environment), environment)
             else:
                 found = from_suite(source, name) if source in SUITES else _imported(environment)
     kind = type(found)
@@ -95,3 +97,42 @@ def _imported(path: str) -> Any:
             ) from error
         found = found()
     return found
+
+
+def gymnax_names() -> list[str]:
+    """The names that gymnax registers."""
+    return list(_gymnax().registered_envs)
+
+
+def _registered(name: str) -> Any:
+    if name not in (known := gymnax_names()):
+        raise ConfigError(
+            f"unknown environment {name!r}: {nearest(name, known)} (for a custom one, write 'package.module:Name')"
+        )
+    try:
+        return _gymnax().make(name)[0]
+    except OSError as error:  # MNISTBandit's images
+        raise ConfigError(f"{name!r} needs data that could not be downloaded: {error}") from error
+
+
+class _Later(types.ModuleType):
+    """A module that is imported when something of it is used."""
+
+    def __getattr__(self, name: str) -> Any:
+        if sys.modules.get(self.__name__) is self:
+            raise AttributeError(name)
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+def _gymnax() -> types.ModuleType:
+    """The package gymnax, without the seconds that its imports for pictures take."""
+    if "gymnax" not in sys.modules:
+        drawing = "matplotlib", "matplotlib.animation", "matplotlib.colors", "matplotlib.pyplot", "seaborn"
+        later = {name: _Later(name) for name in drawing if name not in sys.modules}
+        sys.modules.update(later)
+        try:
+            importlib.import_module("gymnax")
+        finally:
+            for name in later:
+                del sys.modules[name]
+    return importlib.import_module("gymnax")

@@ -21,7 +21,7 @@ STRANGERS = ({"objectives", "environments", "devices"}, {"rollouts", "updates"})
 HOST = {"commands", "sweeps", "recording", "language", "rendering", "runs"}
 # Where other packages keep their environments, and how errors of rewards and simulators are told.
 AT_THE_DOOR = {
-    *(f"grpo_jax.environments.{name}" for name in ("gymnax_names", "suites", "suites.grids")),
+    *(f"grpo_jax.environments.{name}" for name in ("registry", "suites", "suites.grids")),
     "grpo_jax.host_calls",
 }
 # Rewards that cannot be traced, and simulators that are not JAX programs. Both are pure functions of their arguments.
