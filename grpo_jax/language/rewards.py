@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from grpo_jax.environments.tokens.rewards import overlong_punishment
+from grpo_jax.environments.tokens import overlong_punishment
 from grpo_jax.errors import ConfigError
 from grpo_jax.host_calls import run_async
 from grpo_jax.importing import import_object
@@ -65,7 +65,7 @@ def read_weight(path: str) -> tuple[str, float]:
 def overlong(completion_ids: Sequence[list], max_completion: Sequence[int], buffer: float | None = None) -> list[float]:
     """DAPO's overlong punishment: falls from 0 to -1 over the last `buffer` tokens before the limit.
 
-    The formula and its paper are in `tokens.rewards.overlong_punishment`. On the command line:
+    The formula and its paper are in `tokens.overlong_punishment`. On the command line:
     `--reward my_rewards:reward --reward grpo_jax.language:overlong=0.5`.
 
     Args:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from grpo_jax import objectives
-from grpo_jax.environments.tokens import rewards
+from grpo_jax.environments import tokens
 from grpo_jax.types import RewardParts
 
 MAGNITUDES = [1e-3, 1.0, 100 / 3, 1e30]
@@ -252,8 +252,8 @@ def test_discounted_returns_stop_at_the_end_of_an_episode():
 
 def test_overlong_punishment():
     lengths = jnp.asarray([0, 80, 85, 90, 100, 120])
-    close(rewards.overlong_punishment(lengths, max_length=100, buffer=20), [0, 0, -0.25, -0.5, -1, -1])
-    close(rewards.overlong_punishment(jnp.asarray([99, 100, 101]), max_length=100, buffer=0), [0, 0, -1])
+    close(tokens.overlong_punishment(lengths, max_length=100, buffer=20), [0, 0, -0.25, -0.5, -1, -1])
+    close(tokens.overlong_punishment(jnp.asarray([99, 100, 101]), max_length=100, buffer=0), [0, 0, -1])
 
 
 def test_weighted_rewards():

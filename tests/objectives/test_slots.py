@@ -11,7 +11,7 @@ from probes import check
 
 from grpo_jax import GRPO, Config, Hyperparams, make_init, make_train_step, objectives
 from grpo_jax.algorithms import ALGORITHMS, with_reference
-from grpo_jax.environments.tokens.rewards import overlong_punishment
+from grpo_jax.environments.tokens import overlong_punishment
 from grpo_jax.errors import ConfigError
 from grpo_jax.objectives import EntropyHyperparams
 from grpo_jax.policies import MLP

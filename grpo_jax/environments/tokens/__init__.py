@@ -4,29 +4,26 @@ import functools
 
 from grpo_jax.environments.tokens.countdown import countdown
 from grpo_jax.environments.tokens.environment import Completion, token_environment
-from grpo_jax.environments.tokens.rewards import (
-    ACCURACY,
-    FORMAT,
-    PROGRESS,
-    accuracy,
-    gated,
-    overlong,
-    progress,
-    text_reward,
-    well_formed,
-)
 from grpo_jax.environments.tokens.task import (
+    ACCURACY,
     ASK,
     DIGITS,
     END,
+    FORMAT,
     PAD,
+    PROGRESS,
     VOCABULARY,
     Reward,
     Task,
+    accuracy,
     digits,
+    gated,
     in_digits,
     join,
+    overlong_punishment,
+    progress,
     text,
+    well_formed,
 )
 from grpo_jax.environments.tokens.tasks import addition, calculator, sort
 from grpo_jax.errors import ConfigError, nearest
@@ -69,10 +66,9 @@ __all__ = [
     "in_digits",
     "join",
     "make_task",
-    "overlong",
+    "overlong_punishment",
     "progress",
     "text",
-    "text_reward",
     "token_environment",
     "well_formed",
 ]

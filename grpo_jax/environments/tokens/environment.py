@@ -11,8 +11,7 @@ import numpy as np
 from grpo_jax.environments.environment import Environment, threefry, transition
 from grpo_jax.environments.parameters import cast_parameters
 from grpo_jax.environments.spaces import Discrete
-from grpo_jax.environments.tokens.rewards import ACCURACY
-from grpo_jax.environments.tokens.task import ASK, END, PAD, Problem, Reward, Task, Tokens
+from grpo_jax.environments.tokens.task import ACCURACY, ASK, END, PAD, Problem, Reward, Task, Tokens
 from grpo_jax.errors import ConfigError
 from grpo_jax.types import RewardParts
 

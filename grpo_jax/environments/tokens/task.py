@@ -1,4 +1,4 @@
-"""The definition of a token task: problems, prompts, solutions; and helpers for writing one."""
+"""A token task: problems, prompts, solutions, rewards; and helpers for writing one."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from grpo_jax.precision import at_least_float32
 
 END, ASK, DIGITS = 0, 1, 2
 """Tokens in every vocabulary: the end of a completion, the end of a prompt, and the digit 0."""
@@ -69,3 +71,64 @@ def in_digits(problem: Problem, completion: Tokens) -> jax.Array:
     length = jnp.sum(completion != PAD)
     is_digit = (completion >= DIGITS) & (completion < DIGITS + 10)
     return (length > 1) & (completion[length - 1] == END) & (jnp.sum(is_digit) == length - 1)
+
+
+# --- rewards: functions (task, problem, completion) -> float ----------------------------------------------------------
+
+
+def accuracy(task: Task, problem: Problem, completion: Tokens) -> jax.Array:
+    """1 for a correct completion, else 0."""
+    if task.correct is None:
+        return jnp.float32(jnp.all(completion == task.solution(problem)))
+    return jnp.float32(task.correct(problem, completion))
+
+
+def well_formed(task: Task, problem: Problem, completion: Tokens) -> jax.Array:
+    """1 for a completion in the task's format, correct or not, else 0."""
+    if task.well_formed is None:
+        return jnp.float32(jnp.any(completion == END))
+    return jnp.float32(task.well_formed(problem, completion))
+
+
+def progress(task: Task, problem: Problem, completion: Tokens) -> jax.Array:
+    """How much of the solution a partial completion has, in [0, 1]: partial credit, or a reward for each step.
+
+    By default the share of the solution's tokens that the completion has at the same position.
+    """
+    if task.progress is not None:
+        return jnp.float32(task.progress(problem, completion))
+    solution = task.solution(problem)
+    is_token = solution != PAD
+    return jnp.sum((completion == solution) & is_token) / jnp.maximum(jnp.sum(is_token), 1)
+
+
+def gated(reward: Callable, gate: Callable) -> Callable:
+    """The product of two rewards: 0 wherever the gate is 0."""
+    return lambda task, problem, completion: gate(task, problem, completion) * reward(task, problem, completion)
+
+
+def overlong_punishment(lengths: jax.Array, *, max_length: float, buffer: float) -> jax.Array:
+    """A penalty that grows linearly over the last `buffer` steps before the limit; add it to the score.
+
+        0                                       if length <= max_length - buffer
+        (max_length - buffer - length) / buffer up to max_length
+        -1                                      beyond
+
+    DAPO's soft overlong punishment (https://arxiv.org/abs/2503.14476, equation 13).
+
+    Args:
+      lengths: number of steps in each rollout, any shape.
+      max_length: the limit, in steps.
+      buffer: width of the ramp, in steps; 0 punishes only what exceeds the limit.
+
+    Returns:
+      The same shape, in [-1, 0].
+    """
+    excess = at_least_float32(lengths) - (max_length - buffer)
+    # Lengths are integers, so a ramp of half a step is the same as none.
+    return -jnp.clip(excess / jnp.maximum(buffer, 0.5), 0.0, 1.0)
+
+
+ACCURACY = Reward("accuracy", accuracy)
+FORMAT = Reward("format", well_formed, weight=0.1)
+PROGRESS = Reward("progress", progress, process=True)
