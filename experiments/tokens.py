@@ -20,7 +20,7 @@ from grpo_jax.commands.harness.limits import Seeds, Share, Steps
 from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.commands.harness.settings import split_fields, tuned_settings
 from grpo_jax.commands.harness.study import CommandStudy, StudyArguments
-from grpo_jax.environments.tokens import ACCURACY, FORMAT, accuracy, gated, make_task, well_formed
+from grpo_jax.environments.tokens import ACCURACY, FORMAT, TASKS, accuracy, gated, make_task, well_formed
 from grpo_jax.errors import ConfigError
 from grpo_jax.evaluation.generation import answer
 from grpo_jax.recording import RunSpec, pass_at_k
@@ -32,8 +32,10 @@ from grpo_jax.sweeps.runs import Score
 from grpo_jax.training.checks import without_unread
 from grpo_jax.types import PyTree
 
+from .harness.countdown import countdown
 from .harness.trainings import REWARD_HACKING, TokenTask, token_task
 
+TASKS["countdown"] = countdown
 HELD_OUT = {"held_out": 1}
 NUM_FINAL, NUM_PROMPTS, NUM_SAMPLES, NUM_POINTS = 512, 64, 16, 20
 

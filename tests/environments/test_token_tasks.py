@@ -11,7 +11,6 @@ from grpo_jax.environments.tokens import (
     FORMAT,
     PAD,
     PROGRESS,
-    TASKS,
     Reward,
     Task,
     accuracy,
@@ -46,7 +45,7 @@ def answer(kind, prompt):
     return f"{product}?{value}+{last}?{value + int(last)}"
 
 
-@pytest.mark.parametrize("kind", TASKS)
+@pytest.mark.parametrize("kind", ["addition", "calculator", "sort"])
 def test_solutions_answer_their_prompts(kind):
     task = make_task(kind)
 
@@ -64,31 +63,8 @@ def test_solutions_answer_their_prompts(kind):
     for prompt, solution in zip(prompts, solutions, strict=True):
         asked, written = text(task, prompt), text(task, solution)
         assert written.endswith("$") and written.count("$") == 1
-        if kind == "countdown":
-            numbers, target = asked.split(":")
-            assert eval(written[:-1]) == int(target) and sorted(written[:-1:2]) == list(numbers)
-        else:
-            assert written == answer(kind, asked) + "$"
-    assert (solutions == PAD).any() == (kind not in ("sort", "countdown"))
-
-
-def test_countdown_parses_expressions():
-    task = make_task("countdown-3")
-    problem = task.draw(KEYS[0])._replace(numbers=jnp.array([2, 3, 7]), target=jnp.array(13))
-    judge = jax.jit(lambda completion: jnp.stack([judge(task, problem, completion) for judge in JUDGES]))
-    for written, verdict in {
-        "2*3+7$": (1, 1, 1),
-        "7+3*2$": (1, 1, 1),
-        "7*2-3$": (0, 1, 1),  # another value
-        "7+3+2$": (0, 1, 1),
-        "7+6$": (0, 1, 0),  # a number that is not given
-        "7$": (0, 1, 1 / 3),
-        "2*3+7": (0, 0, 1),  # no end
-        "2*3+$": (0, 0, 0),
-        "*37$": (0, 0, 0),
-        "27$": (0, 0, 0),
-    }.items():
-        np.testing.assert_allclose(judge(tokens(task, written)), verdict, rtol=1e-6, err_msg=written)
+        assert written == answer(kind, asked) + "$"
+    assert (solutions == PAD).any() == (kind != "sort")
 
 
 TWO_PROMPTS = Task(
@@ -175,7 +151,6 @@ def test_the_held_out_prompts_never_change():
         ("tokens:sortt-5", {}, "did you mean 'sort'"),
         ("tokens:sort-five", {}, "tokens:sort-5"),
         ("tokens:addition-9", {}, "use fewer digits"),
-        ("tokens:countdown-1", {}, "from 2 to 6"),
         ("tokens:calculator-4", {}, "up to 3 digits"),
         ("tokens:sort-5", {"heldout": 1}, "did you mean 'held_out'"),
         (TWO_PROMPTS._replace(draw=lambda key: jnp.zeros(3, int)), {}, "always draws the same prompt"),

@@ -13,7 +13,9 @@ import pytest
 import experiments
 from experiments import pretrained, pretrained_speed, published_cartpole
 from experiments.harness import pretrained_tasks
+from experiments.harness.countdown import countdown
 from experiments.harness.hidden import HiddenCartPole
+from grpo_jax.environments.tokens import PAD, text
 from grpo_jax.runs.result import RunResult
 from grpo_jax.sweeps.runs import Run
 
@@ -150,3 +152,18 @@ def test_a_model_folder_is_timed(tmp_path):
     rows = json.loads((tmp_path / "speed.json").read_text())["speed"]
     assert [row["implementation"] for row in rows] == ["rollout", "train step"]
     assert all(row["num_tokens"] == 2 and row["steps_per_second"] > 0 for row in rows)
+
+
+def test_countdown_takes_every_right_expression():
+    task = countdown(3)
+    problems = jax.vmap(task.draw)(jax.random.split(jax.random.key(0), 50))
+    assert jax.vmap(task.correct)(problems, problems.solution).all()
+    for prompt, solution in zip(jax.vmap(task.prompt)(problems), problems.solution, strict=True):
+        (numbers, target), written = text(task, prompt).split(":"), text(task, solution)[:-1]
+        assert eval(written) == int(target) and sorted(written[::2]) == list(numbers)
+    problem = problems._replace(numbers=np.array([2, 3, 7]), target=13)
+    right, legal = ["2*3+7$", "7+3*2$"], ["7*2-3$", "7+3+2$", "7+6$", "7$"]
+    for written in (*right, *legal, "2*3+7", "2*3+$", "*37$", "27$"):
+        completion = np.array([*map(task.vocabulary.index, written), *[PAD] * (6 - len(written))])
+        verdict = task.correct(problem, completion), task.well_formed(problem, completion)
+        assert verdict == (written in right, written in right + legal), written

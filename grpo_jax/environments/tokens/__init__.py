@@ -2,7 +2,6 @@
 
 import functools
 
-from grpo_jax.environments.tokens.countdown import countdown
 from grpo_jax.environments.tokens.environment import Completion, token_environment
 from grpo_jax.environments.tokens.task import (
     ACCURACY,
@@ -28,8 +27,8 @@ from grpo_jax.environments.tokens.task import (
 from grpo_jax.environments.tokens.tasks import addition, calculator, sort
 from grpo_jax.errors import ConfigError, nearest
 
-TASKS = {"addition": addition, "calculator": calculator, "countdown": countdown, "sort": sort}
-"""Functions from a size to a task, by the name before the size."""
+TASKS = {"addition": addition, "calculator": calculator, "sort": sort}
+"""Functions from a size to a task, by the name before the size. Others may be added."""
 
 
 @functools.lru_cache

@@ -99,17 +99,8 @@ def calculator(num_digits: int = 2) -> Task:
     def well_formed(problem, completion):
         return jnp.any(completion == END) & (_number_before(completion, jnp.argmax(completion == END))[1] > 0)
 
-    return Task(
-        name=f"calculator-{num_digits}",
-        vocabulary=VOCABULARY + SIGNS + "?",
-        max_length=max_length,
-        draw=draw,
-        prompt=prompt,
-        solution=solution,
-        correct=correct,
-        well_formed=well_formed,
-        forced_token=forced_token,
-    )
+    name, vocabulary = f"calculator-{num_digits}", VOCABULARY + SIGNS + "?"
+    return Task(name, vocabulary, max_length, draw, prompt, solution, correct, well_formed, forced_token=forced_token)
 
 
 def _number_before(tokens: Tokens, end: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
