@@ -35,7 +35,7 @@ class Arguments:
     """Measures generation and train steps of a model folder; every completion has full length."""
 
     model: Path
-    """Folder of a model, such as one that convert_gguf makes."""
+    """Folder of a model, such as the one that `experiments.pretrained` makes."""
     num_completions: tuple[Count, ...] = (16, 64)
     """Completions at a time, a measurement each."""
     num_tokens: tuple[Count, ...] = (16, 64, 256)

@@ -80,8 +80,5 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     path = file_in(folder, "config.json")
     if path.exists():
         return read_fields(folder, "config.json", _KINDS)
-    files = [as_path(folder), *as_path(folder).glob("*.gguf")]
-    if gguf := next((file for file in files if file.suffix == ".gguf"), None):
-        advice = f"make one: grpo_jax.language.convert_gguf({str(gguf)!r}, 'model')"
-        raise ConfigError(f"{gguf} is not a model folder; {advice}")
-    raise ConfigError(f"{path} cannot be read: there is no such file; name the folder of a model, with its config.json")
+    advice = "name the folder of a model, with its config.json and safetensors; GGUF is not read"
+    raise ConfigError(f"{path} cannot be read: there is no such file; {advice}")

@@ -27,7 +27,7 @@ AT_THE_DOOR = {
 # Rewards that cannot be traced, and simulators that are not JAX programs. Both are pure functions of their arguments.
 CALLS_THE_HOST = "grpo_jax.host_calls"
 HOST_LIBRARIES = {
-    "gguf", "jinja2", "json", "matplotlib", "optparse", "PIL", "rich", "safetensors", "sys", "tensorboardX",
+    "jinja2", "json", "matplotlib", "optparse", "PIL", "rich", "safetensors", "sys", "tensorboardX",
     "tokenizers", "tqdm", "tyro", "wandb",
     "datetime", "io", "logging", "os", "pathlib", "shutil", "signal", "subprocess", "tempfile", "time",
 }  # fmt: skip
