@@ -59,7 +59,6 @@ def make_task(arguments: Arguments) -> LanguageTask:
         rewards=load_rewards(arguments, date),
         held_out=held_out,
         max_completion=arguments.max_completion,
-        system_prompt=arguments.system_prompt,
         process_rewards=arguments.process_rewards,
         stop_strings=tuple(string.replace("\\n", "\n") for string in arguments.stop_string),
     )
@@ -77,13 +76,10 @@ def template_variable(word: str) -> tuple[str, Any]:
 
 
 def load_rewards(arguments: Arguments, date: str | None = None) -> tuple[Reward, ...]:
-    """The functions, then the models; raises ConfigError for a flag of reward models without any."""
-    label, separator = arguments.reward_label, arguments.step_separator
-    if not arguments.reward_model and (label, separator) != (None, None):
-        raise ConfigError("--reward-label and --step-separator are of reward models; name one with --reward-model")
-    if separator is not None:
-        separator = separator.replace("\\n", "\n")
-    options = {"label": label, "step_separator": separator, "date": date}
+    """The functions, then the models; raises ConfigError for a label without any."""
+    if arguments.reward_label is not None and not arguments.reward_model:
+        raise ConfigError("--reward-label is of reward models; name one with --reward-model")
+    options = {"label": arguments.reward_label, "date": date}
     models = [(path, 1.0) if as_path(path).exists() else read_weight(path) for path in arguments.reward_model]
     scorers = (Reward(as_path(path).resolve().name, load_scorer(path, **options), weight) for path, weight in models)
     return *map(load_reward, arguments.reward), *scorers

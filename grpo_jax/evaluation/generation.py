@@ -85,13 +85,14 @@ def generate(
     limits = {"top_k": np.inf, "top_p": 1.0, "min_p": 0.0}
     if given := {name: value for name, value in sampling._asdict().items() if name in limits and value is not None}:
         given = limits | given
-    static = policy._replace(has_critic=False), num_samples, num_steps, resolve_plan(plan)
-    texts = as_prompt_tokens(prompts, params), _ends(sampling.end_token, policy.distribution.num_parameters)
-    return _complete(*static, params, *texts, key, sampling.temperature, given)
+    fixed = policy._replace(has_critic=False), num_samples, num_steps, resolve_plan(plan)
+    ends = _ends(sampling.end_token, policy.distribution.num_parameters)
+    return _complete(fixed, params, as_prompt_tokens(prompts, params), ends, key, sampling.temperature, given)
 
 
-@functools.partial(jax.jit, static_argnums=range(4), inline=True)
-def _complete(policy, num_samples, num_steps, plan, params, prompts, ends, key, temperature, truncation):
+@functools.partial(jax.jit, static_argnums=0, inline=True)
+def _complete(fixed, params, prompts, ends, key, temperature, truncation):
+    policy, num_samples, num_steps, plan = fixed
     policy = with_temperature(policy, temperature)
     if truncation:
         policy = with_truncation(policy, **truncation)

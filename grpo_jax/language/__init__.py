@@ -3,19 +3,17 @@
 from grpo_jax.language.chat import ChatTemplate
 from grpo_jax.language.demonstrations import demonstration_tokens, learn_demonstrations
 from grpo_jax.language.environment import language_environment, sample_completions
-from grpo_jax.language.gguf_files import convert_gguf
 from grpo_jax.language.models import LanguageModel, load_architecture, load_model
 from grpo_jax.language.prompts import Prompts, as_prompts, encode_prompts, read_prompts, split_held_out
 from grpo_jax.language.rewards import Reward, RewardError, load_reward, overlong
-from grpo_jax.language.saving import save_adapter, save_model, save_trained
+from grpo_jax.language.saving import make_tiny_model, save_adapter, save_model, save_trained
 from grpo_jax.language.scorer import Scorer, load_scorer
 from grpo_jax.language.task import LanguageTask
-from grpo_jax.language.tiny import make_tiny_model
 from grpo_jax.language.tokenizer import Tokenizer, load_tokenizer
 from grpo_jax.language.weights import load_params
 
 __all__ = ["ChatTemplate", "LanguageModel", "LanguageTask", "Prompts", "Reward", "RewardError", "Scorer"]
-__all__ += ["Tokenizer", "as_prompts", "convert_gguf", "demonstration_tokens", "encode_prompts"]
+__all__ += ["Tokenizer", "as_prompts", "demonstration_tokens", "encode_prompts"]
 __all__ += ["language_environment", "learn_demonstrations", "load_architecture", "load_model", "load_params"]
 __all__ += ["load_reward", "load_scorer", "load_tokenizer", "make_tiny_model", "overlong", "read_prompts"]
 __all__ += ["sample_completions", "save_adapter", "save_model", "save_trained", "split_held_out"]

@@ -70,8 +70,7 @@ def demonstration_tokens(task: LanguageTask, demonstrations: Prompts) -> tuple[n
     for text, source in zip(texts, sources, strict=True):
         if not isinstance(text, str):
             raise ConfigError(f"{source}: the completion is {text!r:.200}; write a text, in a field `completion`")
-    pairs = zip(map(task.with_system_prompt, contents), texts, strict=True)
-    rows = [_completion(task.model.tokenizer, *pair) for pair in pairs]
+    rows = [_completion(task.model.tokenizer, *pair) for pair in zip(contents, texts, strict=True)]
     longest = max(range(len(rows)), key=lambda index: len(rows[index]))
     if len(rows[longest]) > task.max_completion:
         count = f"{sources[longest]}: the completion has {len(rows[longest])} tokens with its end"

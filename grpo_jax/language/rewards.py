@@ -72,12 +72,7 @@ def overlong(completion_ids: Sequence[list], max_completion: Sequence[int], buff
       completion_ids: the tokens of each completion, up to its end.
       max_completion: the limit, in tokens, the same for all.
       buffer: width of the ramp, in tokens; None: a fifth of the limit, as in the paper.
-
-    Raises:
-      ConfigError: the buffer is negative.
     """
-    if buffer is not None and not buffer >= 0:
-        raise ConfigError(f"overlong has buffer={buffer}, the width of a ramp in tokens; use 0 or more, or None")
     width = max_completion[0] / 5 if buffer is None else buffer
     lengths = np.array([len(ids) for ids in completion_ids])
     return overlong_punishment(lengths, max_length=max_completion[0], buffer=width).tolist()
@@ -199,15 +194,15 @@ def _errors_of(reward: Reward, texts: list) -> Iterator[None]:
 
 def _checked(name: str, values: Any, texts: list) -> list[Payments | None]:
     """What the reward function of that name paid for each completion; RewardError for anything but a reward of each."""
-    problem = _no_list(values)
-    values = list(values) if problem is None else []
-    if problem is not None or len(values) != len(texts):
+    found = _as_list(values)
+    if found is None or len(found) != len(texts):
+        wrong = f"{values!r:.200}" if found is None else f"{len(found)} values"
         raise RewardError(
-            f"the reward {name!r} returned {problem or f'{len(values)} values'}; return a list with one number for "
-            f"each of the {len(texts)} completions, in their order: {EXAMPLE}"
+            f"the reward {name!r} returned {wrong}; return a list with one number for each of the {len(texts)} "
+            f"completions, in their order: {EXAMPLE}"
         )
     payments: list[Payments | None] = []
-    for value, text in zip(values, texts, strict=True):
+    for value, text in zip(found, texts, strict=True):
         is_list = isinstance(value, list | tuple)
         payments.append(None if value is None else _steps(value) if is_list else [(None, _number(value))])
         for end, number in payments[-1] or ():
@@ -220,17 +215,14 @@ def _checked(name: str, values: Any, texts: list) -> list[Payments | None]:
     return payments
 
 
-def _no_list(values: Any) -> str | None:
-    """What the values are, if no list: a dict, a set and a text can be iterated over, but that gives no rewards."""
-    shape = getattr(values, "shape", None)
-    if isinstance(shape, tuple) and shape:
-        if len(shape) > 1:
-            return f"an array of shape {shape}"
-        index = getattr(values, "index", None)  # a series of pandas may have another order than the completions
-        in_order = index is None or callable(index) or list(index) == list(range(shape[0]))
-        return None if in_order else f"a series with the index {list(index)!r:.200}"
+def _as_list(values: Any) -> list | None:
+    """The values of a list or an array `[N]`; None for anything else, also if it has an order or an index of its own.
+
+    A dict, a set and a text can be iterated over, but that gives no rewards.
+    """
+    is_array = getattr(values, "ndim", 0) == 1 and callable(getattr(values, "index", len))  # no series of pandas
     is_list = isinstance(values, Sequence | ValuesView) and not isinstance(values, str | bytes | bytearray | memoryview)
-    return None if is_list else f"{values!r:.200}"
+    return list(values) if is_array or is_list else None
 
 
 def _steps(pairs: Sequence[Any]) -> Payments:

@@ -1,8 +1,8 @@
-"""Writes folders that `load_model` and transformers read, and those of adapters (LoRA) in the format of PEFT."""
+"""Writes folders that `load_model` and transformers read, also of tiny new models, and adapters (LoRA) for PEFT."""
 
 import contextlib
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,16 @@ from grpo_jax.language.folder import FILES, file_in, read_config
 from grpo_jax.language.models import LanguageModel, changed_fields, describe_architecture
 from grpo_jax.language.tokenizer import Tokenizer
 from grpo_jax.language.weights import WEIGHTS, actor_params, published_names, published_weights, split_outputs
-from grpo_jax.policies import Transformer
+from grpo_jax.policies import Transformer, categorical, make_token_policy
 from grpo_jax.policies.transformer import DTYPES
 from grpo_jax.recording.files import Arrays, as_path, new_files, write_arrays, write_json
 from grpo_jax.types import PyTree, by_path
+
+END, BEGIN = "<|im_end|>", "<|im_start|>"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 
 
 def save_trained(folder: str | Path, model: LanguageModel, params: PyTree, *, dtype: str = "float32") -> None:
@@ -83,6 +89,57 @@ def save_model(
         write_json(new / "tokenizer_config.json", about)
         write_json(new / "generation_config.json", numbers)
         _write_model(new, description, published_weights(architecture, params, dtype), dtype)
+
+
+def make_tiny_model(
+    folder: str | Path,
+    texts: Iterable[str],
+    *,
+    num_layers: int = 2,
+    width: int = 64,
+    vocab_size: int = 512,
+    context: int = 512,
+    seed: int = 0,
+) -> None:
+    """Writes a model folder, to try things out: random weights, and a byte-level BPE of the texts.
+
+    Args:
+      folder: the folder to write; ConfigError if it has a model already.
+      texts: what the tokenizer is trained on.
+      num_layers, width: of the transformer, a Qwen3 with 4 heads.
+      vocab_size: the most tokens, at least the 256 bytes and the two special tokens.
+      context: the most tokens of a prompt and its completion.
+      seed: of the weights.
+    """
+    if (Path(folder) / "config.json").exists():
+        raise ConfigError(f"{folder} already has a model; name another folder")
+    tokenizer = train_tokenizer(texts, vocab_size)
+    sizes = {"num_layers": num_layers, "width": width, "num_heads": 4, "num_kv_heads": 2}
+    architecture = Transformer(**sizes, tie_embeddings=True, qk_norm=True)
+    policy = make_token_policy(architecture, categorical(tokenizer.get_vocab_size()), max_steps=1)
+    params = jax.jit(policy.init)(jax.random.key(seed))
+    save_model(folder, architecture, params, tokenizer, end_token=END, context=context, chat_template=CHAT_TEMPLATE)
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
+    """A byte-level BPE with the special tokens of `CHAT_TEMPLATE`, as a `tokenizers.Tokenizer`.
+
+    Each digit is a token, as in Qwen: a number of several digits is read and written digit by digit.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END, BEGIN],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
 
 
 def save_adapter(folder: str | Path, model: LanguageModel, params: PyTree, *, dtype: str = "float32") -> None:

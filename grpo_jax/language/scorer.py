@@ -2,10 +2,8 @@
 
 import dataclasses
 import functools
-import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +15,6 @@ from grpo_jax.language.chat import Messages, joined
 from grpo_jax.language.folder import read_config
 from grpo_jax.language.models import LanguageModel, load_model
 from grpo_jax.language.prompts import prompts_of
-from grpo_jax.language.rewards import text_of
 from grpo_jax.language.tokenizer import Prompt
 from grpo_jax.language.weights import is_scorer, load_scorer_params
 from grpo_jax.policies import Transformer
@@ -44,22 +41,23 @@ class Scorer:
     """`[width]`: the weights of the chosen label."""
     pad_token: int | None = None
     """The score is read before such tokens at the end of a text, as in transformers; None: at its last token."""
-    step_separator: str | None = None
-    """The text that ends a step: each step gets a score; None: the whole completion gets one."""
     batch_size: int = 16
     """Texts that are computed at once."""
 
-    def __call__(self, prompts: Sequence[Prompt], completions: Sequence[str | Messages]) -> list[Any]:
-        """The score of each completion, or with a separator a list of (position, score), one for each step.
-
-        ConfigError if a text is longer than the scorer's context, or has no token at all.
-        """
-        pairs = zip(prompts_of(prompts).contents, completions, strict=True)
-        tokens, ends = zip(*(self._tokens(*pair) for pair in pairs), strict=True)
-        values = self._values(tokens)
-        if self.step_separator is None:
-            return [float(row[-1]) for row in values]
-        return [[(end, float(row[i])) for end, i in steps] for row, steps in zip(values, ends, strict=True)]
+    def __call__(self, prompts: Sequence[Prompt], completions: Sequence[str | Messages]) -> list[float]:
+        """The score of each completion; ConfigError if a text is longer than the scorer's context, or has no token."""
+        texts = zip(prompts_of(prompts).contents, completions, strict=True)
+        rows = [self._tokens(*text) for text in texts]
+        scores, order = np.zeros(len(rows)), sorted(range(len(rows)), key=lambda index: len(rows[index]))
+        for first in range(0, len(rows), self.batch_size):
+            batch = order[first : first + self.batch_size]
+            length = max(SHORTEST, 2 ** (len(rows[batch[-1]]) - 1).bit_length())
+            tokens = np.full((self.batch_size, length), PAD, np.int32)
+            for row, index in enumerate(batch):
+                tokens[row, : len(rows[index])] = rows[index]
+            found = _scores(self.model.architecture, self.params, self.head, tokens)
+            scores[batch] = np.asarray(found)[: len(batch)]
+        return scores.tolist()
 
     def check(self, prompt: Prompt, source: str) -> None:
         """Raises ConfigError, with the source, for a prompt that the scorer cannot read with any completion."""
@@ -72,49 +70,23 @@ class Scorer:
     @property
     def identity(self) -> tuple:
         """What a resumed run compares."""
-        return self.params, self.head, self.step_separator, getattr(self.model.tokenizer.template, "dates", None)
+        return self.params, self.head, getattr(self.model.tokenizer.template, "dates", None)
 
-    def _tokens(self, prompt: Prompt, completion: str | Messages) -> tuple[list[int], list[tuple[int, int]]]:
-        """The tokens of a prompt and its completion, and the ends of steps: at which character, and at which token.
-
-        The prompt and each step are encoded apart; a step includes the separators at its end. ConfigError if there are
-        too many tokens, or none.
-        """
-        tokenizer, separator, ends = self.model.tokenizer, self.step_separator, []
-        if separator is None:
-            whole = prompt + completion if isinstance(prompt, str) else joined(prompt, completion)
-            tokens = tokenizer.encode_whole(whole)
-            while len(tokens) > 1 and tokens[-1] == self.pad_token:
-                tokens = tokens[:-1]
-        else:
-            tokens = tokenizer.encode(prompt)
-            for step in re.finditer(rf".+?(?:(?:{re.escape(separator)})+|\Z)", text_of(completion), re.DOTALL):
-                tokens = tokens + tokenizer.encode_part(step[0])
-                ends.append((step.end(), len(tokens) - 1))
+    def _tokens(self, prompt: Prompt, completion: str | Messages) -> list[int]:
+        """The tokens of a prompt and its completion; ConfigError if there are too many, or none."""
+        whole = prompt + completion if isinstance(prompt, str) else joined(prompt, completion)
+        tokens = self.model.tokenizer.encode_whole(whole)
+        while len(tokens) > 1 and tokens[-1] == self.pad_token:
+            tokens = tokens[:-1]
         if not 0 < len(tokens) <= self.model.context:
             raise ConfigError(
                 f"the scorer {self.model.folder} reads 1 to {self.model.context} tokens (max_position_embeddings), but "
                 f"a prompt with its completion has {len(tokens)}; change the prompt, or lower max_completion"
             )
-        return tokens, ends
-
-    def _values(self, rows: Sequence[list[int]]) -> list[np.ndarray]:
-        """The scores after each token of texts, float32 `[L]` each, in batches of similar lengths."""
-        values, order = {}, sorted(range(len(rows)), key=lambda index: len(rows[index]))
-        for first in range(0, len(rows), self.batch_size):
-            batch = order[first : first + self.batch_size]
-            length = max(SHORTEST, 2 ** (len(rows[batch[-1]]) - 1).bit_length())
-            tokens = np.full((self.batch_size, length), PAD, np.int32)
-            for row, index in enumerate(batch):
-                tokens[row, : len(rows[index])] = rows[index]
-            scores = np.asarray(_scores(self.model.architecture, self.params, self.head, tokens))
-            values |= {index: scores[row, : len(rows[index])] for row, index in enumerate(batch)}
-        return [values[index] for index in range(len(rows))]
+        return tokens
 
 
-def load_scorer(
-    folder: str | Path, *, label: str | None = None, step_separator: str | None = None, date: str | None = None
-) -> Scorer:
+def load_scorer(folder: str | Path, *, label: str | None = None, date: str | None = None) -> Scorer:
     """The scorer in the folder of a LlamaForSequenceClassification or the like.
 
     Its score is the logit of a label at the last token.
@@ -122,8 +94,6 @@ def load_scorer(
     Args:
       folder: contains config.json, the weights with `score.weight`, and tokenizer.json.
       label: name (`id2label`) or number of the label whose logit is the score; needed if there are several.
-      step_separator: ends a step, such as a line break; None: one score for the whole completion. Each step is encoded
-        by itself, and its score is the one at its last token.
       date: see `load_tokenizer`.
 
     Raises:
@@ -134,14 +104,12 @@ def load_scorer(
         kinds = ", ".join(published.get("architectures") or ["a model without architectures in config.json"])
         layout = "name a folder in the layout of transformers' LlamaForSequenceClassification"
         raise ConfigError(f"{folder} is no scorer but {kinds}; {layout}")
-    if step_separator == "":
-        raise ConfigError("step_separator is empty; write the text that ends a step, or leave it out")
     model = load_model(folder, date=date, tie_embeddings=True)  # there are no logits of tokens
     model.check_tokens(model.tokenizer.num_tokens - 1)
     params, head = load_scorer_params(folder)
     weights = head[_label_index(folder, published.get("id2label") or {}, len(head), label)]
     params, weights = jax.device_put((params, weights), jax.devices("cpu")[0])
-    return Scorer(model, params, weights, published.get("pad_token_id"), step_separator)
+    return Scorer(model, params, weights, published.get("pad_token_id"))
 
 
 def _label_index(folder: Path, names: dict[str, str], num_labels: int, label: str | None) -> int:
@@ -155,5 +123,6 @@ def _label_index(folder: Path, names: dict[str, str], num_labels: int, label: st
 
 @functools.partial(jax.jit, static_argnums=0)
 def _scores(architecture: Transformer, params: PyTree, head: jax.Array, tokens: jax.Array) -> jax.Array:
-    """The scores after each token of texts `[N, L]`."""
-    return jnp.einsum("nlw,w->nl", text_features(architecture, params, tokens), head)
+    """The scores `[N]` at the last tokens of texts `[N, L]`, which `PAD` follows."""
+    scores = jnp.einsum("nlw,w->nl", text_features(architecture, params, tokens), head)
+    return scores[jnp.arange(len(tokens)), jnp.sum(tokens != PAD, axis=1) - 1]

@@ -1,6 +1,5 @@
 """A language task: the prompts as tokens, and the rewards of completions, on the host."""
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -14,13 +13,11 @@ import numpy as np
 
 from grpo_jax.environments.tokens import PAD
 from grpo_jax.errors import ConfigError, as_count
-from grpo_jax.host_calls import host_errors
 from grpo_jax.language.models import LanguageModel
 from grpo_jax.language.prompts import Prompts, encode_prompts
 from grpo_jax.language.rewards import Reward, call_rewards, check_rewards, totals
 from grpo_jax.language.scorer import Scorer
-from grpo_jax.language.stop_strings import stop_moves
-from grpo_jax.language.tokenizer import Prompt
+from grpo_jax.language.tokenizer import stop_moves
 
 
 class PhaseTimes:
@@ -61,8 +58,6 @@ class LanguageTask:
     """Prompts that training never draws."""
     max_completion: int = 256
     """The most tokens of a completion; longer ones are cut off."""
-    system_prompt: str | None = None
-    """A system message before each chat without one; with it, a text prompt becomes the message of a user."""
     process_rewards: bool = False
     """Pay rewards of steps within a completion where the steps end, instead of all at the end of the completion.
     Algorithms that compare whole completions add them up either way."""
@@ -127,9 +122,8 @@ class LanguageTask:
         return cut
 
     def encode(self, prompts: Prompts) -> np.ndarray:
-        """The tokens of prompts, with the system prompt, int32 `[N, P]`, -1 on the left; ConfigError for too many."""
-        contents = [self.with_system_prompt(content) for content in prompts.contents]
-        tokens = encode_prompts(self.model.tokenizer, prompts._replace(contents=contents))
+        """The tokens of prompts, int32 `[N, P]`, -1 on the left; ConfigError for too many."""
+        tokens = encode_prompts(self.model.tokenizer, prompts)
         longest = (tokens != PAD).sum(axis=1).argmax()
         if (length := tokens.shape[1] + self.max_completion) > self.model.context:
             size = f"the prompt has {tokens.shape[1]} tokens, and {length} with a completion of {self.max_completion}"
@@ -137,15 +131,6 @@ class LanguageTask:
             raise ConfigError(f"{prompts.sources[longest]}: {size}, {advice}")
         self.model.check_tokens(tokens.max())
         return tokens
-
-    def with_system_prompt(self, content: Prompt) -> Prompt:
-        """A prompt as the model reads it: with the system prompt, if there is one, a chat."""
-        if self.system_prompt is None:
-            return content
-        messages = [{"role": "user", "content": content}] if isinstance(content, str) else list(content)
-        if messages[0]["role"] != "system":
-            messages = [{"role": "system", "content": self.system_prompt}, *messages]
-        return messages
 
     def texts(self, prompt: np.ndarray, tokens: np.ndarray) -> list[str]:
         """The texts of completions, int `[..., L]`, that continue the prompts of these indices, int `[...]`."""
@@ -198,10 +183,6 @@ class LanguageTask:
             self.times.begin("updates")
         return scores
 
-    def reward_errors(self) -> contextlib.AbstractContextManager[None]:
-        """For a custom loop: raises the `RewardError` of a reward instead of JAX's error, as `run` does."""
-        return host_errors()
-
     @property
     def identity(self) -> tuple:
         """What a resumed run compares: the digest, the rewards with their code, and what the template was given."""
@@ -212,7 +193,7 @@ class LanguageTask:
     def digest(self) -> str:
         """A hash of everything that the rewards of a run depend on, except their code."""
         rewards = [[reward.name, reward.weight] for reward in self.rewards]
-        prompts = [self.all_prompts.contents, self.all_prompts.fields, self.num_training, self.system_prompt]
+        prompts = [self.all_prompts.contents, self.all_prompts.fields, self.num_training]
         settings = [self.max_completion, self.model.tokenizer.end_tokens] + [True] * self.process_rewards
         settings += self.stop_strings
         text = json.dumps([rewards, prompts, *settings], sort_keys=True, default=str)

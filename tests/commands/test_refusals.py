@@ -103,7 +103,7 @@ COMMANDS = {
     "lm --reward-model tiny": "tiny is no scorer but Qwen3ForCausalLM; name a folder in the layout",
     "lm --reward-model x=0.5": "x/config.json cannot be read",
     "lm --reward-model x=high": "the weight 'high' is not a number; write x=0.5",
-    "lm --reward builtins:len --step-separator x": "are of reward models; name one with",
+    "lm --reward builtins:len --reward-label x": "is of reward models; name one with",
     **{
         f"lm --reward grpo_jax.language:overlong {flags}": message
         for flags, message in {

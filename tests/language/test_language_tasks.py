@@ -14,6 +14,7 @@ from small import begin
 from grpo_jax import Config, Hyperparams, make_mesh, make_train_step, run
 from grpo_jax.environments.tokens import Completion
 from grpo_jax.errors import ConfigError
+from grpo_jax.host_calls import host_errors
 from grpo_jax.language import (
     Reward,
     RewardError,
@@ -33,15 +34,6 @@ END = 0
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return load_model(make_model(tmp_path_factory.mktemp("model")))
-
-
-def test_a_chat_is_read_by_its_template(model):
-    task = make_task(model, [{"messages": CHAT[1:2]}], system_prompt="Brief.")
-    text = "<|im_start|>system\nBrief.<|im_end|>\n<|im_start|>user\n2 + 3 = ?<|im_end|>\n<|im_start|>assistant\n"
-    assert task.tokens[0].tolist() == model.tokenizer.encode_part(text)
-    assert (task.tokens == make_task(model, [{"prompt": "2 + 3 = ?"}], system_prompt="Brief.").tokens).all()
-    own = make_task(model, [{"messages": CHAT[:2]}], system_prompt="Brief.", max_completion=1)
-    assert own.tokens[0].tolist() == model.tokenizer.encode(CHAT[:2]), "a system message of its own stays"
 
 
 def test_rewards_see_what_the_file_holds_and_the_limit_of_completions(model):
@@ -236,10 +228,10 @@ def test_time_goes_to_rollouts_rewards_and_updates(model, monkeypatch):
 def test_the_error_of_a_reward_leaves_a_compiled_program_as_it_is(model, caplog):
     task = make_task(model, rewards=(Reward("wrong", lambda completions: [0.0, None, 0.0]),))
     with pytest.raises(RewardError, match="no reward applies to the completion 'a', as wrong returned None"):
-        with task.reward_errors():
+        with host_errors():
             outcome(task)
     assert not caplog.records, "JAX prints no traceback"
-    with pytest.raises(ZeroDivisionError), task.reward_errors():
+    with pytest.raises(ZeroDivisionError), host_errors():
         1 / 0  # noqa: B018
 
 

@@ -179,8 +179,8 @@ FAILURES = [
     *((of([1.0]), f"'part_0' returned 1 values{LIST}"), (of(1.0), f"returned 1.0{LIST}"), (of(None), "returned None")),
     *((of({0: 5.0, 1: 5.0, 2: 5.0}), f"returned {{0: 5.0, .*}}{LIST}"), (of({1, 2, 3}), "returned {1, 2, 3}")),
     *((of(b"111"), f"returned b'111'{LIST}"), (of("111"), f"returned '111'{LIST}")),
-    *((of(np.ones((3, 1))), r"returned an array of shape \(3, 1\)"), (of(np.ones(())), r"returned array\(1.\)")),
-    (of(np.arange(3).view(Series)), r"returned a series with the index \[2, 0, 1\]"),
+    *((of(np.ones((3, 1))), r"returned array\(\[\[1"), (of(np.ones(())), r"returned array\(1.\)")),
+    (of(np.arange(3).view(Series)), f"returned Series.*{LIST}"),
     (async_generator, f"returned <async_generator .*{LIST}"),
     (of(np.ma.array([1, 2, 3], mask=[0, 1, 0])), "returned masked for the completion 'yy'"),
     (of(np.array([1, 2, 3], "m8[s]")), f"for the completion 'x'{NUMBER}"),
@@ -256,5 +256,3 @@ def test_fields_are_checked_before_any_call():
     ):
         with pytest.raises(ConfigError, match=message):
             check_rewards(rewards, [field], "prompts.jsonl, line 1")
-    with pytest.raises(ConfigError, match="overlong has buffer=-1, the width of a ramp in tokens; use 0 or more"):
-        overlong(IDS, [4], buffer=-1)

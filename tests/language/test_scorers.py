@@ -74,14 +74,6 @@ def test_neither_padding_nor_the_batch_changes_a_score(folder):
         np.testing.assert_allclose(scorer(PROMPTS[::-1], COMPLETIONS[::-1]), together[::-1], atol=1e-5)
 
 
-def test_a_step_is_scored_at_its_last_token(folder):
-    tokens = load_model(folder).tokenizer.encode("a+ba\nb\n\na")
-    scores = numpy_scores(folder, tokens)[:, 1]  # a token is a byte here
-    steps = load_scorer(folder, label="1", step_separator="\n")(PROMPTS, COMPLETIONS)
-    assert [[end for end, _ in row] for row in steps] == [[3], [4], [2, 5, 6], [26]]
-    np.testing.assert_allclose([score for _, score in steps[2]], scores[[4, 7, 8]], atol=1e-5)
-
-
 def test_a_chat_is_read_by_the_scorers_own_template(folder):
     scorer = load_scorer(folder, label="0")
     answer = [{"role": "assistant", "content": "8"}]
@@ -148,7 +140,6 @@ def test_a_folder_that_is_no_scorer_is_refused(folder, tmp_path):
 
     refuse(folder, "has the labels {'0': 'label 0', .*}; choose one by its name or its number")
     refuse(folder, "has the labels .*'label 2'}, and '3' is not exactly one of them", label="3")
-    refuse(folder, "step_separator is empty", label="0", step_separator="")
     refuse(make_model(tmp_path), "is no scorer but .*Qwen3ForCausalLM.*; name a folder in the layout")
     same = make_scorer(tmp_path, num_labels=3, id2label={"0": "good", "1": "bad", "2": "bad"})
     refuse(same, "'bad' is not exactly one of them", label="bad")

@@ -8,8 +8,7 @@ from language_models import make_model, make_task, make_tokenizer
 
 from grpo_jax.errors import ConfigError
 from grpo_jax.language import language_environment, load_model
-from grpo_jax.language.stop_strings import _token_bytes, stop_moves
-from grpo_jax.language.tokenizer import Tokenizer
+from grpo_jax.language.tokenizer import Tokenizer, _token_bytes, stop_moves
 
 STRINGS = "abab", "</a>", "aé", "\n\n", "aab"
 

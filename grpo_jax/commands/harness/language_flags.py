@@ -36,12 +36,8 @@ class Arguments(StudyArguments):
     LlamaForSequenceClassification; repeat the flag for several."""
     reward_label: str | None = None
     """Name or number of the label whose logit is the score, if a reward model has several."""
-    step_separator: str | None = None
-    """Reward models score each step that ends with this text, such as '\\n', instead of the whole completion."""
     held_out: str = "0.1"
     """Held-out prompts: another file, or a share of the prompts."""
-    system_prompt: str | None = None
-    """A system message before each prompt; a prompt that is a text becomes the message of a user."""
     template_variable: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME=VALUE")] = ()
     """A value that the chat template reads, such as enable_thinking=false; repeat the flag for several."""
     stop_string: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
