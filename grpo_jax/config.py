@@ -102,9 +102,8 @@ class Config(KnownFields):
 
     network: str | Callable = "auto"
     """A value such as MLP(hidden_sizes=(128, 128)), or a name for one with its defaults: "mlp" (dense layers), "cnn" (a
-    3×3 convolution before those), "nature_cnn", "transformer" (of tokens), or "auto": "cnn" for images, "transformer"
-    where there is a prompt. Or a custom one: package.module:name (or a function), (observation, distribution, critic)
-    -> Policy."""
+    3×3 convolution before those), "transformer" (of tokens), or "auto": "cnn" for images, "transformer" where there is
+    a prompt. Or a custom one: package.module:name (or a function), (observation, distribution, critic) -> Policy."""
     action_distribution: str | Callable = "auto"
     """Family of distributions: "auto" (categorical, or a Gaussian for real actions, clipped to the bounds), or a custom
     one: package.module:name (or a function), (space) -> Distribution."""

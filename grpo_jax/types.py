@@ -83,7 +83,7 @@ class Trajectory(NamedTuple):
     episode_length: jax.Array  # [T, B] number of steps of the current episode, including this one
     discounted_return: jax.Array  # [T, B] as in RolloutState, including this step's reward
     carry: PyTree  # carry of the policy before the first step, each leaf [1, B, ...], or [1, num_groups, ...]
-    # [T, B, num_actions] bool: legal actions, with logits_chunk as bits (`pack_mask`); None: all always are
+    # [T, B, num_actions] bool: legal actions, with logits_chunk as bits (`jnp.packbits`); None: all always are
     action_mask: jax.Array | None = None
     reward_parts: RewardParts | None = None  # [T, B, K]; None: the environment does not report them
     # The last observation of each truncated episode, in order, then the one after the rollout. Only baselines use them.
@@ -128,7 +128,7 @@ class Batch:
     target: jax.Array | None  # [S, N] regression target of the critic: advantage plus the value it is relative to
     is_first: jax.Array  # [S, N] bool: first steps of episodes
     carry: PyTree  # carry of the behaviour policy before the first step, [1, N, ...] or [1, N / group_size, ...]
-    # [S, N, num_actions] bool: legal actions, with logits_chunk as bits (`pack_mask`); None: all always are
+    # [S, N, num_actions] bool: legal actions, with logits_chunk as bits (`jnp.packbits`); None: all always are
     action_mask: jax.Array | None = None
     reference_log_prob: jax.Array | None = None  # [S, N] under the reference policy; None without one
     reference_distribution: PyTree = None  # [S, N, ...] of the reference policy; None without one, or with logits_chunk

@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import SingleDeviceSharding
 
 from experiments.compiled_programs import h100
-from grpo_jax.policies import actor_critic, convolutions, dense, recurrent
+from grpo_jax.policies import actor_critic, dense, networks, recurrent
 
 # Programs this small are compiled faster in one part than in several that are linked.
 CHEAP_XLA_FLAGS = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
@@ -22,7 +22,7 @@ if jaxlib.version.__version_info__ < (0, 11):
     CHEAP_XLA_FLAGS += " --xla_cpu_use_fusion_emitters=false"
 
 
-USERS = actor_critic, convolutions, dense, recurrent
+USERS = actor_critic, dense, networks, recurrent
 """The modules whose layers have orthogonal initial weights."""
 
 

@@ -1,8 +1,6 @@
-"""Policies: an actor and an optional critic behind one interface, feed-forward, recurrent or transformer.
+"""Policies: an actor and an optional critic behind one interface, feed-forward, recurrent or transformer."""
 
-`distributions` holds the families of action distributions.
-"""
-
+from grpo_jax.policies.custom import make_pure_policy
 from grpo_jax.policies.distributions import (
     Distribution,
     categorical,
@@ -10,9 +8,8 @@ from grpo_jax.policies.distributions import (
     make_distribution,
     multi_categorical,
 )
-from grpo_jax.policies.networks import CNN, MLP, NatureCNN
+from grpo_jax.policies.networks import CNN, MLP
 from grpo_jax.policies.policy import Policy, bind_frozen, combine, partition
-from grpo_jax.policies.pure_policy import make_pure_policy
 from grpo_jax.policies.sampling import SamplingHyperparams
 from grpo_jax.policies.token_policy import make_token_policy
 from grpo_jax.policies.transformer import Transformer, add_lora, merge_lora
@@ -21,7 +18,6 @@ __all__ = [
     "CNN",
     "MLP",
     "Distribution",
-    "NatureCNN",
     "Policy",
     "SamplingHyperparams",
     "Transformer",

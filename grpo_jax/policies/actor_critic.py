@@ -1,6 +1,6 @@
 """Actor-critics: hidden layers, an optional recurrent layer, and a head each for the actor and the critic."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -17,7 +17,7 @@ from grpo_jax.types import PyTree
 class Network(nn.Module):
     """Hidden layers, an optional recurrent layer, and linear heads."""
 
-    torso: Callable  # (leaves [N, ...]) -> [N, features]; creates its layers inside this module
+    hidden_layers: Callable  # (observations [N, ...]) -> [N, features]; creates its layers inside this module
     recurrent: Callable | None  # () -> a layer of `policies.recurrent`
     heads: tuple[tuple[int, float], ...]  # of each, the number of outputs and the gain of the initial weights
     keys: tuple[str, ...] | None  # of a dict of observations, those that this network sees; None: all
@@ -36,7 +36,8 @@ class Network(nn.Module):
           after the last step.
         """
         batch_shape = leading_shape(x, 2)
-        x = self.torso(jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), seen(x, self.keys)))
+        x = x if self.keys is None else {key: x[key] for key in self.keys}
+        x = self.hidden_layers(jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), x))
         if self.recurrent:
             x, carry = self.recurrent()(x.reshape(*batch_shape, -1), carry, is_first)
             x = x.reshape(-1, x.shape[-1])
@@ -45,12 +46,7 @@ class Network(nn.Module):
 
     def initial_carry(self, num_envs: int) -> Any:
         """Zeros, for the recurrent layer; () without one."""
-        return self.recurrent(parent=None).initial_carry(num_envs) if self.recurrent else ()
-
-
-def seen(observation: PyTree, keys: Sequence[str] | None) -> PyTree:
-    """The part of a dict of observations under these keys; all of it without keys."""
-    return observation if keys is None else {key: observation[key] for key in keys}
+        return jnp.zeros((num_envs, self.recurrent(parent=None).size), jnp.float32) if self.recurrent else ()
 
 
 def make_actor_critic(
@@ -58,11 +54,7 @@ def make_actor_critic(
 ) -> Policy:
     """The policy of networks by their names in the parameters: the actor's first, its head before the critic's.
 
-    Args:
-      networks: "actor" and "critic", or "actor_critic" with two heads.
-      observation: shape and dtype of each array of one observation.
-      distribution: the family of action distributions.
-      critic: whether there is a critic.
+    The networks are "actor" and, if there is a critic, "critic"; or one, "actor_critic", with two heads.
     """
 
     def init(key):

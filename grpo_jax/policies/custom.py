@@ -1,9 +1,9 @@
-"""Custom networks, whose outputs are checked wherever their functions are called or traced."""
+"""Custom networks: policies from two pure functions, and checks of what the functions of a policy give."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
@@ -12,8 +12,100 @@ from grpo_jax.importing import import_custom
 from grpo_jax.observations import leading_shape
 from grpo_jax.policies.distributions import Distribution
 from grpo_jax.policies.policy import Policy
-from grpo_jax.policies.pure_policy import make_pure_policy
 from grpo_jax.types import PyTree, by_path
+
+
+def make_pure_policy(
+    init: Callable,
+    apply: Callable,
+    observation: PyTree,
+    distribution: Distribution,
+    critic: bool,
+    *,
+    initial_carry: PyTree | Callable | None = None,
+    features: Callable | None = None,
+) -> Policy:
+    """A policy from pure functions, such as the `init` and `apply` of a flax module.
+
+        def network(observation, distribution, critic):
+            module = Module(distribution.num_outputs)
+            return make_pure_policy(module.init, module.apply, observation, distribution, critic)
+
+        Config(network=network)
+
+    The policy's parameters are `{"network": params}`, with an entry "free" for the free parameters of the distribution.
+
+    Args:
+      init: `(key, observation [1, ...]) -> params`, a pytree of floating-point arrays.
+      apply: `(params, observation [N, ...]) -> outputs [N, distribution.num_outputs], value [N]`, both float32. The
+        value may be None if `critic` is false, and is ignored then. With an initial carry: one step, `(params,
+        observation [N, ...], carry) -> outputs, value, carry`, which the update scans over the sequence, with the carry
+        reset at the first step of each episode.
+      observation, distribution, critic: the arguments of the network function.
+      initial_carry: the carry of one environment at the start of an episode, a pytree of arrays. None: the policy has
+        no carry.
+      features: `(params, observation [N, ...]) -> [N, F]`, the input of the actor's head, for a baseline that compares
+        states by it. With an initial carry: `(params, observation, carry) -> [N, F]`.
+
+    Raises:
+      ConfigError: from the policy's `init`, if there are no parameters.
+    """
+    has_carry = initial_carry is not None
+
+    def init_all(key):
+        example = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape), leaf.dtype), observation)
+        params = init(key, example)
+        if not jax.tree.leaves(params):
+            raise ConfigError(f"init gives {params!r}, which holds no arrays; return the parameters of the network")
+        return {"network": params} | distribution.init_free()
+
+    def initial(params, num_envs, prompt=None):
+        carry = initial_carry if has_carry else ()
+        return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_envs, *jnp.shape(leaf))), carry)
+
+    def step(params, observation, carry):
+        if has_carry:
+            outputs, value, carry = apply(params["network"], observation, carry)
+        else:
+            outputs, value = apply(params["network"], observation)
+        return distribution.join_free(outputs, params), value if critic else None, carry
+
+    def features_step(params, observation, carry):
+        if has_carry:
+            return features(params["network"], observation, carry), step(params, observation, carry)[2]
+        return features(params["network"], observation), carry
+
+    over_sequence = functools.partial(_over_sequence, initial if has_carry else None)
+    return Policy(
+        init=init_all,
+        initial_carry=initial,
+        step=step,
+        sequence=lambda *arguments: tuple(over_sequence(step, *arguments)),
+        distribution=distribution,
+        has_critic=critic,
+        has_carry=has_carry,
+        features=features and (lambda *arguments: over_sequence(features_step, *arguments)[0]),
+    )
+
+
+def _over_sequence(initial: Callable | None, step: Callable, params, observations, carry, is_first) -> list[PyTree]:
+    """The outputs of a step, all but the carry, for a sequence `[S, N, ...]`; `initial` is None without a carry."""
+    if initial is None:
+        flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), observations)
+        *outputs, _ = step(params, flat, carry)
+        return jax.tree.map(lambda leaf: leaf.reshape(*is_first.shape, *leaf.shape[1:]), outputs)
+    fresh = initial(params, is_first.shape[1])
+
+    def body(carry, now):
+        observation, first = now
+
+        def reset(new, old):
+            return jnp.where(first.reshape(-1, *(1,) * (old.ndim - 1)), new, old)
+
+        *outputs, carry = step(params, observation, jax.tree.map(reset, fresh, carry))
+        return carry, outputs
+
+    return jax.lax.scan(body, carry, (observations, is_first))[1]
 
 
 def make_custom_policy(
@@ -22,8 +114,7 @@ def make_custom_policy(
     """The policy of a custom network, whose functions check their outputs.
 
     Args:
-      network: a function `(observation, distribution, critic) -> Policy`, its path "package.module:name", or a module
-        of flax linen that gives outputs and a value, or its class, which is called with the number of outputs.
+      network: a function `(observation, distribution, critic) -> Policy`, or its path "package.module:name".
       observation, distribution, critic: its arguments.
 
     Raises:
@@ -32,15 +123,8 @@ def make_custom_policy(
         shape or dtype, and for a carry that changes.
     """
     name = describe_function("network", network)
-    network = import_custom(network, "network")
-    if isinstance(network, type) and issubclass(network, nn.Module):
-        network = network(distribution.num_outputs)
-    is_module = isinstance(network, nn.Module)
-    if is_module:
-        policy = make_pure_policy(network.init, network.apply, observation, distribution, critic)
-    else:
-        with user_code(f"{name} fails"):
-            policy = network(observation, distribution, critic)
+    with user_code(f"{name} fails"):
+        policy = import_custom(network, "network")(observation, distribution, critic)
     if not isinstance(policy, Policy):
         raise ConfigError(
             f"{name} gives {type(policy).__name__}, but must give a Policy; write a function "
@@ -56,7 +140,7 @@ def make_custom_policy(
             f"{name}: {part} gives distribution parameters", parameters, (*shape, family.num_parameters),
             f"the outputs must be [{batch}, {family.num_outputs}] (distribution.num_outputs){free}",
         )  # fmt: skip
-        if (critic and not policy.has_critic) or (policy.has_critic and value is None):
+        if critic and (value is None or not policy.has_critic):
             raise ConfigError(f"{name}: {part} gives no value, but the algorithm has a critic; return one, [{batch}]")
         if value is not None:
             _check_array(f"{name}: {part} gives values", value, shape, f"they must be [{batch}]")
@@ -84,7 +168,7 @@ def make_custom_policy(
         return call
 
     checks = {
-        "init": lambda params, key: _check_parameters(name, policy, params, is_module),
+        "init": lambda params, key: _check_parameters(name, policy, params),
         "initial_carry": lambda *_: None,
         "step": check_step,
         "sequence": lambda results, *inputs: check_outputs("sequence", results, inputs[-1].shape, "S, N"),
@@ -97,11 +181,11 @@ def make_custom_policy(
 _COLLECTIONS = {"batch_stats", "cache", "intermediates", "perturbations"}  # of flax, beside its params
 _INSTEAD = (
     "Gradient steps change all parameters, and running statistics are none: write a layer without, such as LayerNorm, "
-    "or normalize_observations=True, or keep them as they are with make_pure_policy(..., trainable=...)"
+    "or normalize_observations=True, or keep them as they are: the policy's field trainable"
 )
 
 
-def _check_parameters(name: str, policy: Policy, params: PyTree, is_module: bool) -> None:
+def _check_parameters(name: str, policy: Policy, params: PyTree) -> None:
     """Raises ConfigError for arrays that are no parameters, but would be changed by gradient steps."""
     for path, leaf in by_path(params).items():
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
@@ -109,12 +193,9 @@ def _check_parameters(name: str, policy: Policy, params: PyTree, is_module: bool
                 f"{name}: init gives {path} of type {leaf.dtype}, but the optimiser needs floating-point arrays; "
                 f"leave the others out. {_INSTEAD}"
             )
-        parts, is_trained = path.split("/"), True
-        if policy.trainable is not None:
-            with user_code(f"{name}: trainable fails"):
-                is_trained = policy.trainable(path)
-        beside_params = is_module and parts[0] == "network" and parts[1] != "params"
-        if is_trained and (beside_params or not _COLLECTIONS.isdisjoint(parts)):
+        with user_code(f"{name}: trainable fails"):
+            is_trained = policy.trainable is None or policy.trainable(path)
+        if is_trained and not _COLLECTIONS.isdisjoint(path.split("/")):
             raise ConfigError(f"{name}: init gives {path}, which is no parameter. {_INSTEAD}")
 
 

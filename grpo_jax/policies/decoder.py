@@ -36,7 +36,7 @@ class Decoder(nn.Module):
         tokens: jax.Array,
         positions: jax.Array,
         mask: jax.Array,
-        past: tuple[KeysValues, ...],
+        past: tuple[KeysValues, ...] | None = None,
         slot: jax.Array | None = None,
     ) -> tuple[list[jax.Array], tuple[KeysValues, ...]]:
         """Processes `S` tokens that follow `C` cached ones.
@@ -45,7 +45,7 @@ class Decoder(nn.Module):
           tokens: `[N, S]` int32.
           positions: `[N, S]` int32: the position of each token in its text.
           mask: `[N, S, K]` bool: which of the K keys each token attends to.
-          past: the cached keys and values of each layer.
+          past: the cached keys and values of each layer; None: there are none (C = 0).
           slot: `[N]`: the index in the cache that a single token (S = 1) is written to, so K = C; an index beyond the
             end writes nothing. None appends all S tokens, so K = C + S.
 
@@ -62,7 +62,7 @@ class Decoder(nn.Module):
         # A single step (with a slot) has no gradient.
         block = nn.remat(Block) if config.checkpoint_layers and slot is None else Block
         cache = []
-        for layer, past_of_layer in enumerate(past):
+        for layer, past_of_layer in enumerate(past or (None,) * config.num_layers):
             x, kept = block(config, name=f"block_{layer}")(x, rotation, mask, past_of_layer, slot)
             cache.append(kept)
         x = Norm(config.norm_eps, name="norm")(x).astype(jnp.float32)
@@ -151,7 +151,8 @@ def _rotate(x, rotation):
 def _join(past, new, slot):
     """The cache with the new keys and values, appended or, for a single token, written at index `slot`."""
     if slot is None:
-        return jax.tree.map(lambda old, new: jnp.concatenate([old, jnp.swapaxes(new, 1, 2)], axis=2), past, new)
+        new = jax.tree.map(lambda new: jnp.swapaxes(new, 1, 2), new)
+        return new if past is None else jax.tree.map(lambda *both: jnp.concatenate(both, axis=2), past, new)
     # `vmap`, so that no device needs the rows of another.
     write = jax.vmap(lambda old, new, slot: old.at[:, slot].set(new[0], mode="drop"))
     return jax.tree.map(lambda old, new: write(old, new, slot), past, new)

@@ -1,15 +1,17 @@
-"""Dense layers: initial weights, and gradients that are fast on CPUs and accelerators."""
+"""Dense layers and a convolution: initial weights, and gradients that are fast on CPUs and accelerators."""
 
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.lax import broadcast_to_rank, optimization_barrier
+
+from grpo_jax.observations import channels_first
 
 
 @jax.custom_vjp
@@ -44,13 +46,6 @@ def _transposed_first(inputs: jax.Array, gradient: jax.Array) -> jax.Array:
 product.defvjp(_forward, _backward)
 
 
-class Adapter(NamedTuple):
-    """A low-rank addition to a kernel, `scale * lora_a @ lora_b` (LoRA, https://arxiv.org/abs/2106.09685)."""
-
-    rank: int
-    scale: float
-
-
 adapter_init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 """Initialiser of an adapter's first matrix: uniform within 1 / sqrt(inputs). The second one begins at 0."""
 
@@ -63,7 +58,7 @@ class Dense(nn.Module):
     dtype: Any = None  # of the computation; None: the inputs' and parameters'
     kernel_init: Callable = dataclasses.field(default_factory=nn.initializers.lecun_normal)
     param_dtype: Any = jnp.float32  # of kernel and bias
-    adapter: Adapter | None = None
+    adapter: tuple[int, float] | None = None  # rank and scale of what LoRA adds, scale * lora_a @ lora_b
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -72,13 +67,13 @@ class Dense(nn.Module):
         bias = self.param("bias", nn.initializers.zeros, (self.features,), self.param_dtype) if self.use_bias else None
         adapter = []
         if self.adapter is not None:
-            shape = x.shape[-1], self.adapter.rank
-            adapter.append(self.param("lora_a", adapter_init, shape, jnp.float32))
-            adapter.append(self.param("lora_b", nn.initializers.zeros, (shape[1], self.features), jnp.float32))
+            rank, scale = self.adapter
+            adapter.append(self.param("lora_a", adapter_init, (x.shape[-1], rank), jnp.float32))
+            adapter.append(self.param("lora_b", nn.initializers.zeros, (rank, self.features), jnp.float32))
         x, kernel, bias, *adapter = nn.dtypes.promote_dtype(x, kernel, bias, *adapter, dtype=self.dtype)
         y = product(x, kernel)
         if adapter:
-            y += self.adapter.scale * product(product(x, adapter[0]), adapter[1])
+            y += scale * product(product(x, adapter[0]), adapter[1])
         return y if bias is None else y + broadcast_to_rank(bias, y.ndim)
 
 
@@ -113,34 +108,40 @@ def _orthogonal(key: jax.Array, shape: tuple[int, int], dtype: Any) -> jax.Array
     return factor if shape[0] >= shape[1] else factor.T
 
 
-def side_by_side(init: Callable, number: int) -> Callable:
-    """An initialiser of `number` kernels in one array, `[inputs, number * outputs]`; `init` draws each separately."""
-
-    def init_all(key, shape, dtype=jnp.float32):
-        keys = jax.random.split(key, number)
-        return jnp.concatenate([init(key, (shape[0], shape[1] // number), dtype) for key in keys], axis=1)
-
-    return init_all
+HIDDEN_GAIN = math.sqrt(2)  # of the initial weights of hidden layers
 
 
-HIDDEN_GAIN = math.sqrt(2)
-"""Gain of the initial weights of hidden layers."""
+def convolution(x: jax.Array, channels: int, activation: Callable) -> jax.Array:
+    """A 3×3 convolution with orthogonal weights, created inside the flax module that calls this function.
 
-
-def mlp(x: jax.Array, *, hidden_sizes: Sequence[int], activation: Callable, layer_norm: bool = False) -> jax.Array:
-    """Dense layers with orthogonal weights and zero biases, created inside the flax module that calls this function.
+    The stride is 1 for images of up to 16 pixels a side, as in MinAtar's paper (https://arxiv.org/abs/1903.03176). It
+    grows to 3 for larger images, to limit the cost of the dense layers. Every pixel is in some patch.
 
     Args:
-      x: `[N, ...]`, of any dtype; each sample is flattened and converted to float32.
-      hidden_sizes: widths of the layers; an empty sequence returns the flat samples.
-      activation: applied after each layer.
-      layer_norm: normalise the features of each layer before the activation (https://arxiv.org/abs/1607.06450).
+      x: `[N, height, width, ...]`, whose axes after the width are flattened into channels, or images with their
+        channels first (`observations.channels_first`). Pixels of type uint8 are divided by 255; other types are
+        converted to float32 unscaled.
+      channels: number of output channels.
+      activation: applied to the result.
 
     Returns:
-      `[N, features]` float32.
+      `[N, height', width', channels]` float32.
     """
-    x = x.reshape(x.shape[0], -1).astype(jnp.float32)
-    for size in hidden_sizes:
-        x = Dense(size, kernel_init=orthogonal(HIDDEN_GAIN))(x)
-        x = activation(nn.LayerNorm()(x) if layer_norm else x)
-    return x
+    x = jnp.moveaxis(x, 1, -1) if channels_first(x.shape[1:]) else x
+    x = patches(x.reshape(*x.shape[:3], -1), stride=min(3, -(-max(x.shape[1:3]) // 16)))
+    x = x.astype(jnp.float32) / 255.0 if x.dtype == jnp.uint8 else x.astype(jnp.float32)
+    return activation(Dense(channels, kernel_init=orthogonal(HIDDEN_GAIN), name="Conv_0")(x))
+
+
+def patches(x: jax.Array, stride: int) -> jax.Array:
+    """The 3×3 patches of images `[N, height, width, channels]`, each as `9 * channels` features, row by row.
+
+    Their product with a kernel is a convolution. Under `vmap` over the kernels XLA turns an ordinary convolution into a
+    grouped one, which is slow on a CPU. Zeros are added at the end of a side where the stride would leave out pixels.
+    """
+    steps = [-(-(side - 3) // stride) for side in x.shape[1:3]]
+    padding = [(0, stride * step + 3 - side) for step, side in zip(steps, x.shape[1:3], strict=True)]
+    x = jnp.pad(x, ((0, 0), *padding, (0, 0)))
+    rows, columns = (stride * step + 1 for step in steps)
+    shifted = [x[:, i : i + rows : stride, j : j + columns : stride] for i in range(3) for j in range(3)]
+    return jnp.concatenate(shifted, axis=-1)

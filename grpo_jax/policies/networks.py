@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
 from grpo_jax.errors import ConfigError, KnownFields, as_count, nearest
-from grpo_jax.observations import flatten_observation
-from grpo_jax.policies.actor_critic import Network, make_actor_critic, seen
-from grpo_jax.policies.convolutions import convolution, is_image, nature_cnn
-from grpo_jax.policies.dense import mlp
+from grpo_jax.observations import channels_first, flatten_observation
+from grpo_jax.policies.actor_critic import Network, make_actor_critic
+from grpo_jax.policies.dense import HIDDEN_GAIN, Dense, convolution, orthogonal
 from grpo_jax.policies.distributions import Distribution
 from grpo_jax.policies.policy import Policy
 from grpo_jax.policies.recurrent import RECURRENT
@@ -54,10 +54,16 @@ class MLP(KnownFields):
 
     def __post_init__(self):
         """Checks the fields."""
+        resolve = functools.partial(object.__setattr__, self)
         for name in {"recurrent_size", "conv_channels"} & vars(self).keys():
-            object.__setattr__(self, name, as_count(name, getattr(self, name)))
+            resolve(name, as_count(name, getattr(self, name)))
         for name in ("hidden_sizes", "critic_hidden_sizes"):
-            self._check_sizes(name, getattr(self, name))
+            sizes = getattr(self, name)
+            try:
+                if sizes is not None or name == "hidden_sizes":
+                    resolve(name, tuple(as_count(name, size) for size in sizes))
+            except (ConfigError, TypeError) as error:
+                raise ConfigError(f"{name}={sizes!r} must be positive integers, such as (64, 64)") from error
         gain = self.actor_init_gain
         if not isinstance(gain, int | float) or not 0 <= gain < math.inf:
             raise ConfigError(f"actor_init_gain={gain!r} is no gain of initial weights: use a number such as 1.0, or 0")
@@ -65,29 +71,17 @@ class MLP(KnownFields):
             if getattr(self, name) not in known:
                 given = getattr(self, name)
                 raise ConfigError(f"unknown {name} {given!r}: {nearest(str(given), known)}")
-        if self.shared_critic and self.critic_hidden_sizes is not None:
-            raise ConfigError(
-                f"critic_hidden_sizes={self.critic_hidden_sizes} are for a critic that is a separate network, but "
-                "shared_critic=True; leave out one of the two"
-            )
         if isinstance(self.actor_observation, list):
-            object.__setattr__(self, "actor_observation", tuple(self.actor_observation))
-
-    def _check_sizes(self, name, sizes):
-        if sizes is None and name == "critic_hidden_sizes":
-            return
-        try:
-            object.__setattr__(self, name, tuple(as_count(name, size) for size in sizes))
-        except (ConfigError, TypeError) as error:
-            raise ConfigError(f"{name}={sizes!r} must be positive integers, such as (64, 64)") from error
+            resolve("actor_observation", tuple(self.actor_observation))
+        for name in ("critic_hidden_sizes", "actor_observation"):
+            if self.shared_critic and getattr(self, name) is not None:
+                raise ConfigError(
+                    f"{name}={getattr(self, name)!r} is for a critic that is a separate network, but "
+                    "shared_critic=True; leave out one of the two"
+                )
 
     def __call__(
-        self,
-        observation: PyTree,
-        distribution: Distribution,
-        critic: bool,
-        *,
-        steps_per_loop: int = 1,
+        self, observation: PyTree, distribution: Distribution, critic: bool, *, steps_per_loop: int = 1
     ) -> Policy:
         """The policy.
 
@@ -104,9 +98,7 @@ class MLP(KnownFields):
             recurrent = functools.partial(RECURRENT[self.recurrent], self.recurrent_size, steps_per_loop)
 
         def make(*heads, sizes=self.hidden_sizes, keys=None):
-            activation = getattr(nn, self.activation)
-            dense = functools.partial(mlp, hidden_sizes=sizes, activation=activation, layer_norm=self.layer_norm)
-            return Network(self._torso(seen(observation, keys), dense), recurrent, heads, keys)
+            return Network(functools.partial(self._hidden_layers, sizes), recurrent, heads, keys)
 
         actor, value = (distribution.num_outputs, self.actor_init_gain), (1, 1.0)
         if critic and self.shared_critic:
@@ -118,73 +110,58 @@ class MLP(KnownFields):
                 networks["critic"] = make(value, sizes=self.hidden_sizes if own is None else own)
         return make_actor_critic(networks, observation, distribution, critic)
 
-    def _torso(self, observation: PyTree, dense: Callable) -> Callable:
-        """The hidden layers for these observations: a function from leaves `[N, ...]` to `[N, features]`."""
-        return lambda x: dense(flatten_observation(x, 1))
+    def _hidden_layers(self, sizes: tuple[int, ...], observation: PyTree) -> jax.Array:
+        """Dense layers of these sizes, in the flax module that calls this: leaves `[N, ...]` to `[N, features]`."""
+        x = flatten_observation(observation, 1)
+        x = x.reshape(x.shape[0], -1).astype(jnp.float32)
+        for size in sizes:
+            x = Dense(size, kernel_init=orthogonal(HIDDEN_GAIN))(x)
+            x = getattr(nn, self.activation)(nn.LayerNorm()(x) if self.layer_norm else x)
+        return x
 
     def _check_actor_observation(self, observation, critic):
-        """Raises ConfigError unless the actor sees a part of what the separate critic sees."""
-        keys = self.actor_observation
-        problem = f"actor_observation={keys!r} is the part of a dict of observations that the actor sees, but"
-        if not isinstance(observation, Mapping):
-            raise ConfigError(f"{problem} an observation is {observation}; observe a dict, or leave it out")
-        if isinstance(keys, str) or not keys:
-            raise ConfigError(f"{problem} it is not a tuple of keys; write one such as {tuple(observation)[:1]}")
-        for key in keys:
-            if key not in observation:
-                raise ConfigError(f"{problem} there is no {key!r}: {nearest(str(key), map(str, observation))}")
+        """Raises ConfigError unless the actor sees a part of what the critic sees."""
+        keys, known = self.actor_observation, tuple(observation) if isinstance(observation, Mapping) else ()
+        if not keys or not set(keys) <= set(known):
+            has = f"which has {known}" if known else "which is no dict"
+            raise ConfigError(f"actor_observation={keys!r} must be a tuple of keys of an observation, {has}")
         if not critic:
-            raise ConfigError(f"{problem} this algorithm has no critic that sees the rest; leave it out, or use 'ppo'")
-        if self.shared_critic:
-            raise ConfigError(f"{problem} with shared_critic=True one network sees all; use shared_critic=False")
+            raise ConfigError(
+                f"actor_observation={keys!r}, but this algorithm has no critic that sees the rest; leave it out, or "
+                "use 'ppo'"
+            )
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class CNN(MLP):
-    """A 3×3 convolution (`convolutions.convolution`) before the layers of an `MLP`.
+    """A 3×3 convolution (`dense.convolution`) before the layers of an `MLP`.
 
     Other arrays of an observation than the image join its features before the dense layers.
     """
 
     conv_channels: int = 16
-    """Channels of the first convolution; "nature_cnn" has 2, 4 and 4 times as many."""
+    """Channels of the convolution."""
 
-    convolutions = staticmethod(convolution)
-    least_size = 3  # height and width of an image
-
-    def _torso(self, observation: PyTree, dense: Callable) -> Callable:
-        name = name_of(self)
-        shapes = [leaf.shape for leaf in jax.tree.leaves(observation)]
-        images = [index for index, shape in enumerate(shapes) if is_image(shape)]
-        if not any(is_image(shape, self.least_size) for shape in shapes):
+    def _hidden_layers(self, sizes: tuple[int, ...], observation: PyTree) -> jax.Array:
+        leaves = jax.tree.leaves(observation)
+        images = [index for index, leaf in enumerate(leaves) if is_image(leaf.shape[1:])]
+        if len(images) != 1:
             raise ConfigError(
-                f"network={name!r} needs images, [height, width, ...] of at least {self.least_size} by "
-                f"{self.least_size}, but observations have the shape {', '.join(map(str, shapes))}; use network="
-                f"{'cnn' if images else 'mlp'!r}"
+                f"network={name_of(self)!r} needs one image, [height, width, ...] of at least 3 by 3, but observations "
+                f"have {len(images)}, among the shapes {', '.join(str(leaf.shape[1:]) for leaf in leaves)}; use "
+                "network='mlp', or join several images along their channels in the environment"
             )
-        if len(images) > 1:
-            raise ConfigError(
-                f"network={name!r} convolves one image, but observations have {len(images)}, of the shapes "
-                f"{', '.join(str(shapes[index]) for index in images)}; use network='mlp', or join the images along "
-                "their channels in the environment"
-            )
-
-        def torso(x):
-            leaves = jax.tree.leaves(x)
-            leaves[images[0]] = self.convolutions(leaves[images[0]], self.conv_channels, getattr(nn, self.activation))
-            return dense(flatten_observation(leaves, 1))
-
-        return torso
+        leaves[images[0]] = convolution(leaves[images[0]], self.conv_channels, getattr(nn, self.activation))
+        return super()._hidden_layers(sizes, leaves)
 
 
-class NatureCNN(CNN):
-    """The convolutions of DQN (`convolutions.nature_cnn`) before the layers of an `MLP`."""
+def is_image(shape: tuple[int, ...]) -> bool:
+    """Whether observations of this shape have a height and a width of at least 3 pixels."""
+    first = channels_first(shape)
+    return len(shape) >= 2 and min(shape[first : 2 + first]) >= 3
 
-    convolutions = staticmethod(nature_cnn)
-    least_size = 36
 
-
-NETWORKS = {"mlp": MLP, "cnn": CNN, "nature_cnn": NatureCNN, "transformer": Transformer}
+NETWORKS = {"mlp": MLP, "cnn": CNN, "transformer": Transformer}
 """By the name that stands for one with its defaults."""
 
 
@@ -207,10 +184,11 @@ def resolve_network(network: str | Callable, observation: PyTree, has_prompt: bo
     """
     if network in NETWORKS.values():
         return network()
-    if any(each.__module__.startswith(("flax.nnx", "equinox")) for each in type(network).__mro__):
+    kind = network if isinstance(network, type) else type(network)
+    if any(each.__module__.startswith(("flax.linen", "flax.nnx", "equinox")) for each in kind.__mro__):
         raise ConfigError(
-            f"network={type(network).__name__}(...) holds its parameters; write a function (observation, distribution, "
-            "critic) -> make_pure_policy(init, apply, ...), as `grpo-jax docs networks` shows for nnx and equinox"
+            f"network={kind.__name__} is a module; write a function (observation, distribution, critic) -> "
+            "make_pure_policy(init, apply, ...), as `grpo-jax docs networks` shows for flax and equinox"
         )
     if not isinstance(network, str) or ":" in network:
         return network

@@ -80,15 +80,10 @@ def merge(statistics: RunningStatistics, x: jax.Array, valid: jax.Array) -> Runn
     return jax.tree.map(lambda new, old: jnp.where(usable, new, old), merged, statistics)
 
 
-def normalized(policy: Policy, statistics: PyTree, clip: float = CLIP) -> Policy:
-    """The policy on normalised observations, clip((x - mean) / std, -clip, clip); unchanged without statistics.
+def normalized(policy: Policy, statistics: PyTree) -> Policy:
+    """The policy on normalised observations, clip((x - mean) / std, -10, 10), by the statistics of a `Normalizer`.
 
     An array with statistics is converted to float32, one without is unchanged. An element that never varied becomes 0.
-
-    Args:
-      policy: any.
-      statistics: of a `Normalizer`.
-      clip: largest magnitude of a normalised observation.
     """
     if statistics is None:
         return policy
@@ -98,7 +93,7 @@ def normalized(policy: Policy, statistics: PyTree, clip: float = CLIP) -> Policy
             return x
         origin, mean, variance, _ = (broadcast_to_rank(each, x.ndim) for each in statistics)
         centered = x.astype(jnp.float32) - origin - mean
-        return jnp.clip(centered * jax.lax.rsqrt(variance + EPS), -clip, clip)
+        return jnp.clip(centered * jax.lax.rsqrt(variance + EPS), -CLIP, CLIP)
 
     def normalize(observation):
         return jax.tree.map(normalized_leaf, statistics, observation, is_leaf=_is_statistics)

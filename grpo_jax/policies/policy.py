@@ -70,14 +70,12 @@ def partition(policy: Policy, params: PyTree) -> tuple[PyTree, PyTree]:
     if policy.trainable is None:
         return params, None
 
-    def is_trained(path, _):
-        return bool(policy.trainable(jax.tree_util.keystr(path, simple=True, separator="/")))
-
-    trained = jax.tree_util.tree_map_with_path(is_trained, params)
+    paths = by_path(params)
+    trained = jax.tree.unflatten(jax.tree.structure(params), [bool(policy.trainable(path)) for path in paths])
     if not any(jax.tree.leaves(trained)):
         raise ConfigError(
             "trainable is False for every parameter of the network, so nothing would be trained; make it True for some "
-            f"of {', '.join(by_path(params))}"
+            f"of {', '.join(paths)}"
         )
 
     def part(of_trained):
@@ -101,7 +99,5 @@ def bind_frozen(policy: Policy, frozen: PyTree) -> Policy:
     def bound(function: Callable) -> Callable:
         return lambda trained, *arguments: function(combine(trained, frozen), *arguments)
 
-    def init(key: jax.Array) -> PyTree:
-        return partition(policy, policy.init(key))[0]
-
-    return policy.map(bound, OF_PARAMS)._replace(init=init, trainable=None)
+    trained = policy.map(bound, OF_PARAMS)
+    return trained._replace(init=lambda key: partition(policy, policy.init(key))[0], trainable=None)

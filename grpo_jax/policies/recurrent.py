@@ -2,7 +2,7 @@
 
 A layer processes a sequence: `layer(x [S, N, features], carry, is_first [S, N])` returns the outputs `[S, N, size]` and
 the carry after the last step, `[N, size]`, which is its output. `is_first` resets the carry to 0 before a step.
-`steps_per_loop` is the number of steps in one iteration of a compiled loop.
+`steps_per_loop` is the number of steps in one iteration of a compiled loop. Every trained bias begins at 0.
 """
 
 import functools
@@ -13,50 +13,29 @@ import jax
 import jax.numpy as jnp
 from jax.lax import broadcast_to_rank
 
-from grpo_jax.policies.dense import Dense, orthogonal, product, side_by_side
+from grpo_jax.policies.dense import Dense, orthogonal, product
 
 
-class Recurrent(nn.Module):
-    """The base of the layers. Initially every matrix of a gate is orthogonal and every trained bias is 0."""
-
-    size: int
-    steps_per_loop: int = 1
-
-    num_gates = 1
-
-    def initial_carry(self, num_envs: int) -> jax.Array:
-        """Zeros."""
-        return jnp.zeros((num_envs, self.size), jnp.float32)
-
-    def project(self, x: jax.Array) -> jax.Array:
-        """The inputs of all gates at all steps, in one matrix product."""
-        return Dense(self.num_gates * self.size, kernel_init=self.gates_init, name="input")(x)
-
-    @property
-    def gates_init(self) -> Callable:
-        """The initialiser of the gates' matrices."""
-        return side_by_side(orthogonal(1.0), self.num_gates)
-
-
-class GRU(Recurrent):
+class GRU(nn.Module):
     """Gated recurrent units (https://arxiv.org/abs/1406.1078), with the reset gate after the product, as in cuDNN.
 
     r = σ(W_r x + U_r h),  z = σ(W_z x + U_z h),  n = tanh(W_n x + r (U_n h + b)),  h' = (1 - z) n + z h
     """
 
-    num_gates = 3
+    size: int
+    steps_per_loop: int = 1
 
     @nn.compact
     def __call__(self, x: jax.Array, carry: jax.Array, is_first: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Processes a sequence."""
-        inputs = self.project(x)
-        kernel = self.param("recurrent_kernel", self.gates_init, (self.size, 3 * self.size), jnp.float32)
+        inputs = Dense(3 * self.size, kernel_init=gates(3), name="input")(x)
+        kernel = self.param("recurrent_kernel", gates(3), (self.size, 3 * self.size), jnp.float32)
         bias = self.param("recurrent_bias", nn.initializers.zeros, (self.size,), jnp.float32)
         states = recurrence(self.steps_per_loop, inputs, carry, is_first, kernel, bias)
         return states, states[-1]
 
 
-class MinGRU(Recurrent):
+class MinGRU(nn.Module):
     """A minimal gated recurrent unit (https://arxiv.org/abs/2410.01201), a diagonal linear recurrence.
 
         z = σ(W_z x),  h' = (1 - z) h + z W_h x
@@ -65,12 +44,13 @@ class MinGRU(Recurrent):
     step of an episode the factor of h is 0 (https://arxiv.org/abs/2303.03982).
     """
 
-    num_gates = 2
+    size: int
+    steps_per_loop: int = 1  # there is no loop
 
     @nn.compact
     def __call__(self, x: jax.Array, carry: jax.Array, is_first: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Processes a sequence."""
-        z, new = jnp.split(self.project(x), 2, axis=-1)
+        z, new = jnp.split(Dense(2 * self.size, kernel_init=gates(2), name="input")(x), 2, axis=-1)
         z = nn.sigmoid(z)
         keep, add = jnp.where(is_first[..., None], 0.0, 1.0 - z), z * new
         add = add.at[0].add(keep[0] * carry)
@@ -87,6 +67,16 @@ RECURRENT = {"gru": GRU, "mingru": MinGRU}
 """By the name of the recurrent layer."""
 
 
+def gates(number: int) -> Callable:
+    """An initialiser of the matrices of `number` gates, each orthogonal, side by side: `[inputs, number * size]`."""
+
+    def init(key, shape, dtype=jnp.float32):
+        keys = jax.random.split(key, number)
+        return jnp.concatenate([orthogonal(1.0)(key, (shape[0], shape[1] // number), dtype) for key in keys], axis=1)
+
+    return init
+
+
 def gru_cell(h_product: jax.Array, x: jax.Array, h: jax.Array, bias: jax.Array) -> jax.Array:
     """The state `[..., size]` after a step of `GRU`, from products with h and x, `[..., 3 * size]`, and the state h."""
     gates = [2 * h.shape[-1]]
@@ -97,12 +87,7 @@ def gru_cell(h_product: jax.Array, x: jax.Array, h: jax.Array, bias: jax.Array) 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def recurrence(
-    steps_per_loop: int,
-    inputs: jax.Array,
-    h: jax.Array,
-    is_first: jax.Array,
-    kernel: jax.Array,
-    bias: jax.Array,
+    steps_per_loop: int, inputs: jax.Array, h: jax.Array, is_first: jax.Array, kernel: jax.Array, bias: jax.Array
 ) -> jax.Array:
     """All states of `h_t = gru_cell(h_{t-1} @ kernel, x_t, h_{t-1}, bias)`.
 

@@ -60,10 +60,7 @@ def change_logits(policy: Policy, change: Callable[[jax.Array], jax.Array]) -> P
 
 
 def with_truncation(policy: Policy, top_k: jax.Array, top_p: jax.Array, min_p: jax.Array) -> Policy:
-    """The policy that samples only from its most probable actions: see `most_probable`.
-
-    Rollouts store the mask of these actions, and updates renormalise the probabilities over the same mask.
-    """
+    """The policy that samples only from its `most_probable` actions, whose mask rollouts store for updates."""
     return policy._replace(sampling_mask=lambda logits: most_probable(logits, top_k, top_p, min_p))
 
 
@@ -92,23 +89,14 @@ def mask_actions(logits: jax.Array, mask: jax.Array | None) -> jax.Array:
 
     Args:
       logits: `[..., num_actions]`.
-      mask: `[..., num_actions]` bool, True for legal actions; None if all actions are always legal. A state without any
-        legal action, such as one after the end of an episode, is not masked.
+      mask: `[..., num_actions]` bool, True for legal actions, or its bits, from `jnp.packbits`; None if all actions
+        are always legal. A state without any legal action, such as one after the end of an episode, is not masked.
     """
     if mask is None:
         return logits
+    if mask.dtype == jnp.uint8:
+        mask = jnp.unpackbits(mask, axis=-1, count=logits.shape[-1]).astype(bool)
     return jnp.where(mask | ~jnp.any(mask, axis=-1, keepdims=True), logits, -jnp.inf)
-
-
-def pack_mask(mask: jax.Array) -> jax.Array:
-    """A mask `[..., num_actions]` as bits, uint8 `[..., ceil(num_actions / 8)]`, as the update in chunks takes it."""
-    return jnp.packbits(mask, axis=-1)
-
-
-def mask_actions_by_bits(logits: jax.Array, bits: jax.Array | None) -> jax.Array:
-    """As `mask_actions`, of a mask from `pack_mask`."""
-    mask = None if bits is None else jnp.unpackbits(bits, axis=-1, count=logits.shape[-1]).astype(bool)
-    return mask_actions(logits, mask)
 
 
 def most_probable(logits: jax.Array, top_k: jax.Array, top_p: jax.Array, min_p: jax.Array | float = 0.0) -> jax.Array:
@@ -172,7 +160,7 @@ def score(
       features: `[S, N, F]`, the policy's.
       action: `[S, N]` or `[S, N, D]`.
       reference_features: `[S, N, F]` of the reference policy, if `bind_reference` has given its head to the policy.
-      action_mask: uint8 `[S, N, ceil(num_actions / 8)]`: the actions that might be sampled, as bits (`pack_mask`).
+      action_mask: `[S, N, num_actions]` bool, or its bits: the actions that might be sampled (see `mask_actions`).
     """
     (num_steps, num_sequences), family = features.shape[:2], policy.distribution
     length = min(num_steps, max(1, policy.logits_chunk // num_sequences))
@@ -184,10 +172,10 @@ def score(
 
     @jax.checkpoint
     def of_chunk(chunk):
-        features, action, reference_features, bits = chunk
-        distribution, kl = mask_actions_by_bits(policy.head(params, features), bits), None
+        features, action, reference_features, mask = chunk
+        distribution, kl = mask_actions(policy.head(params, features), mask), None
         if reference_features is not None:
-            kl = family.kl(distribution, mask_actions_by_bits(policy.reference_head(reference_features), bits))
+            kl = family.kl(distribution, mask_actions(policy.reference_head(reference_features), mask))
         return Scores(family.log_prob(distribution, action), family.entropy(distribution), kl)
 
     scores = jax.lax.map(of_chunk, jax.tree.map(chunks, (features, action, reference_features, action_mask)))

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax.errors import ConfigError
-from grpo_jax.policies.decoder import Decoder, KeysValues, token_logits
-from grpo_jax.policies.dense import product
+from grpo_jax.policies.decoder import Decoder, token_logits
+from grpo_jax.policies.dense import Dense
 from grpo_jax.policies.distributions import Distribution
 from grpo_jax.policies.policy import Policy
 from grpo_jax.policies.sampling import change_logits
@@ -69,8 +69,7 @@ def make_token_policy(
         return _read_completions({name: network.clone(heads=("features",))}, params, observation, carry)[0]
 
     def value_head(params, features):
-        value = params[name]["value"]
-        return (product(features, value["kernel"]) + value["bias"])[..., 0]
+        return Dense(1).apply({"params": params[name]["value"]}, features)[..., 0]
 
     policy = Policy(
         init=functools.partial(_init, networks),
@@ -96,9 +95,8 @@ def make_token_policy(
 
 def _init(networks: Networks, key):
     """Parameters of each network, by name."""
-    keys = dict(zip(networks, jax.random.split(key, len(networks)), strict=True))
-    inputs = _prompt_inputs(jnp.zeros((1, 1), jnp.int32))
-    return {name: net.init(keys[name], *inputs, _empty_cache(net, 1))["params"] for name, net in networks.items()}
+    keys, inputs = jax.random.split(key, len(networks)), _prompt_inputs(jnp.zeros((1, 1), jnp.int32))
+    return {name: net.init(k, *inputs)["params"] for k, (name, net) in zip(keys, networks.items(), strict=True)}
 
 
 def _cast(compute_dtype, params):
@@ -113,8 +111,8 @@ def _cast(compute_dtype, params):
 
 def _initial_carry(networks: Networks, max_steps: int, params, num_envs, prompt=None):
     prompt = jnp.zeros((num_envs, 0), jnp.int32) if prompt is None else prompt
-    carry = TokenCarry(prompt, jnp.zeros(num_envs, jnp.int32), _read_prompt(networks, params, prompt))
-    return _resize(carry, max_steps)
+    cache = _apply(networks, params, _prompt_inputs(prompt))[1]
+    return _resize(TokenCarry(prompt, jnp.zeros(num_envs, jnp.int32), cache), max_steps)
 
 
 def _resize(carry, num_steps):
@@ -136,7 +134,7 @@ def text_features(architecture: Transformer, params: PyTree, tokens: jax.Array) 
       tokens: the texts.
     """
     network = Decoder(architecture, len(params["embedding"]), ("features",))
-    return network.apply({"params": params}, *_prompt_inputs(tokens), _empty_cache(network, len(tokens)))[0][0]
+    return network.apply({"params": params}, *_prompt_inputs(tokens))[0][0]
 
 
 def _step(networks: Networks, params, observation, carry):
@@ -165,22 +163,16 @@ def _read_completions(networks: Networks, params, observation, carry):
     shape = (num_completions, num_steps)
     causal = jnp.broadcast_to(jnp.tri(num_steps, dtype=bool), (*shape, num_steps))
     mask = jnp.concatenate([jnp.broadcast_to(is_token[:, None], (*shape, is_token.shape[1])), causal], axis=2)
-    cache = jax.tree.map(repeat, _read_prompt(networks, params, carry.prompt))
-    outputs, _ = _apply(networks, params, (observation.T, positions, mask), cache, None)
+    cache = jax.tree.map(repeat, _apply(networks, params, _prompt_inputs(carry.prompt))[1])
+    outputs, _ = _apply(networks, params, (observation.T, positions, mask), cache)
     return [jnp.swapaxes(output, 0, 1) for output in outputs]
 
 
-def _read_prompt(networks: Networks, params, prompt):
-    """The keys and values of prompts `[M, P]`, for each network."""
-    empty = {name: _empty_cache(net, prompt.shape[0]) for name, net in networks.items()}
-    return _apply(networks, params, _prompt_inputs(prompt), empty, None)[1]
-
-
-def _apply(networks: Networks, params, inputs, cache, slot) -> tuple[list[jax.Array], dict]:
+def _apply(networks: Networks, params, inputs, cache=None, slot=None) -> tuple[list[jax.Array], dict]:
     """The outputs of all heads, the actor's first, and the new cache of each network."""
     outputs, new_cache = [], {}
     for name, net in networks.items():
-        heads, new_cache[name] = net.apply({"params": params[name]}, *inputs, cache[name], slot)
+        heads, new_cache[name] = net.apply({"params": params[name]}, *inputs, cache and cache[name], slot)
         outputs += heads
     return outputs, new_cache
 
@@ -190,11 +182,3 @@ def _prompt_inputs(tokens):
     is_token = tokens >= 0
     mask = is_token[:, None] & jnp.tri(tokens.shape[1], dtype=bool)[None]
     return jnp.maximum(tokens, 0), jnp.cumsum(is_token, axis=1) - 1, mask
-
-
-def _empty_cache(network: Decoder, num_texts: int) -> tuple[KeysValues, ...]:
-    """The cache before the first token."""
-    architecture = network.architecture
-    size = architecture.sizes
-    empty = jnp.zeros((num_texts, size.kv_heads, 0, size.head), architecture.compute_dtype)
-    return (KeysValues(empty, empty),) * architecture.num_layers

@@ -13,7 +13,7 @@ from grpo_jax.environments.environment import diverged, threefry
 from grpo_jax.errors import ConfigError, are_alike, describe_arrays, nearest
 from grpo_jax.groups import copy_to_members
 from grpo_jax.policies import Policy
-from grpo_jax.policies.sampling import apply_sampling_mask, pack_mask
+from grpo_jax.policies.sampling import apply_sampling_mask
 from grpo_jax.rollouts.outcomes import add_outcome
 from grpo_jax.rollouts.resets import StartStates, advance_where, make_start_states, new_episodes, select
 from grpo_jax.rollouts.scan import any_in_all_rows, scan_in_blocks
@@ -267,7 +267,7 @@ class Simulator(NamedTuple):
         # The record of the step.
         in_chunks = self.policy.logits_chunk is not None
         if in_chunks and action_mask is not None:
-            action_mask = pack_mask(action_mask)
+            action_mask = jnp.packbits(action_mask, axis=-1)
         return next_state, Trajectory(
             observation=state.observation,
             action=action,

@@ -133,19 +133,15 @@ MISTAKES = {
     ),
     "an unknown part": (
         PARTS | {"network": MLP(actor_observation=("positions",))},
-        "no 'positions': did you mean 'position'",
+        r"actor_observation=\('positions',\) must be a tuple of keys .* which has \('position',",
     ),
     "a key in place of keys": (
         PARTS | {"network": MLP(actor_observation="position")},
-        r"not a tuple of keys.*\('position',\)",
+        r"actor_observation='position' must be a tuple of keys",
     ),
     "no critic that sees more": (
         PARTS | {"network": MLP(actor_observation=("position",)), "algorithm": "grpo"},
         "no critic that sees the rest; leave it out",
-    ),
-    "a critic that sees the same": (
-        PARTS | {"network": MLP(actor_observation=("position",), shared_critic=True)},
-        "one network sees all; use shared_critic=False",
     ),
     "nobody beside the greedy member": ({"algorithm": REMAX, "group_size": 1}, "group_size=1 .*use group_size=2"),
 }

@@ -46,17 +46,16 @@ class Linear:
         return make_pure_policy(init, scaled, observation, distribution, critic)
 
 
-def recurrent(observation, distribution, critic, initial_carry=None):
+def recurrent(observation, distribution, critic):
     """A sum over the episode, which begins at the initial carry."""
 
     def apply_step(params, observation, carry):
         carry = {"sum": carry["sum"] + observation}
         return *apply(params, carry["sum"]), carry
 
-    initial_carry = {"sum": jnp.full(observation.shape, 0.5)} if initial_carry is None else initial_carry
     return make_pure_policy(
         *(init, apply_step, observation, distribution, critic),
-        initial_carry=initial_carry,
+        initial_carry={"sum": jnp.full(observation.shape, 0.5)},
         features=lambda params, observation, carry: carry["sum"] + observation,
     )
 
@@ -91,19 +90,17 @@ def test_a_recurrent_sequence_is_its_steps():
     observation = jax.ShapeDtypeStruct((3,), jnp.float32)
     is_first = jnp.array([[1, 0], [0, 0], [0, 1], [1, 0]], bool)
     observations = jax.random.normal(jax.random.key(1), (4, 2, 3))
-    for start in (None, lambda params, num_envs: {"sum": jnp.full((num_envs, 3), 0.5)}):
-        policy = recurrent(observation, categorical(2), True, start)
-        params = policy.init(jax.random.key(0))
-        fresh = policy.initial_carry(params, 2)
-        carry = before = {"sum": jnp.ones((2, 3))}
-        parameters, values = policy.sequence(params, observations, before, is_first)
-        features = policy.features(params, observations, before, is_first)
-        for t in range(4):
-            carry = {"sum": jnp.where(is_first[t][:, None], fresh["sum"], carry["sum"])}
-            step_parameters, value, carry = policy.step(params, observations[t], carry)
-            np.testing.assert_allclose(parameters[t], step_parameters, atol=1e-6)
-            np.testing.assert_allclose(values[t], value, atol=1e-6)
-            np.testing.assert_allclose(features[t], carry["sum"], atol=1e-6)
+    policy = recurrent(observation, categorical(2), True)
+    params = policy.init(jax.random.key(0))
+    carry = before = {"sum": jnp.ones((2, 3))}
+    parameters, values = policy.sequence(params, observations, before, is_first)
+    features = policy.features(params, observations, before, is_first)
+    for t in range(4):
+        carry = {"sum": jnp.where(is_first[t][:, None], 0.5, carry["sum"])}
+        step_parameters, value, carry = policy.step(params, observations[t], carry)
+        np.testing.assert_allclose(parameters[t], step_parameters, atol=1e-6)
+        np.testing.assert_allclose(values[t], value, atol=1e-6)
+        np.testing.assert_allclose(features[t], carry["sum"], atol=1e-6)
     assert policy.has_carry and Config(network=recurrent, **SMALL).policy.has_carry
 
 
@@ -146,16 +143,16 @@ class Normed(nn.Module):
 
 def normed(trainable=None):
     """The module as pure functions."""
-    return lambda observation, distribution, critic: make_pure_policy(
-        *(Normed(2).init, Normed(2).apply, observation, distribution, critic), trainable=trainable
-    )
+    functions = Normed(2).init, Normed(2).apply
+    return lambda *arguments: make_pure_policy(*functions, *arguments)._replace(trainable=trainable)
 
 
 @pytest.mark.parametrize(
     "network, message",
     [
-        (Normed, "network/batch_stats/BatchNorm_0/mean, which is no parameter.*LayerNorm"),
-        (normed(), "batch_stats/BatchNorm_0/mean, which is no parameter.*trainable"),
+        (Normed, "network=Normed is a module; write a function.*make_pure_policy"),
+        (Normed(2), "network=Normed is a module; write a function.*make_pure_policy"),
+        (normed(), "network/batch_stats/BatchNorm_0/mean, which is no parameter.*LayerNorm.*trainable"),
         (variant(apply=lambda p, x: (x @ p, x[:, 0])), r"float32\[4, 3\] instead of float32\[4, 2\].* \[N, 2\]"),
         (variant(apply=lambda p, x: ((x @ p[:, :2]).astype("bfloat16"), x[:, 0])), r"bfloat16\[4, 2\] instead of"),
         (variant(apply=lambda p, x: ((x @ p)[:, :2], x[:, :1])), r"values float32\[4, 1\] instead of float32\[4\]"),

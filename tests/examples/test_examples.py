@@ -12,7 +12,7 @@ import pytest
 from gymnax.environments.classic_control.cartpole import CartPole
 
 from grpo_jax import GRPO, PPO, Config, Hyperparams, make_init, make_train_step, with_reference
-from grpo_jax.policies.distributions.discrete import categorical
+from grpo_jax.policies import categorical
 from grpo_jax.updates import epochs
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

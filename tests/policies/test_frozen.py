@@ -35,7 +35,7 @@ def apply(params, observation):
 
 
 def network(observation, distribution, critic, trainable=HEADS.__contains__):
-    return make_pure_policy(init, apply, observation, distribution, critic, trainable=trainable)
+    return make_pure_policy(init, apply, observation, distribution, critic)._replace(trainable=trainable)
 
 
 def constant_torso(observation, distribution, critic, torso):

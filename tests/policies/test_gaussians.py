@@ -6,8 +6,7 @@ import numpy as np
 from compilation import compiled
 
 from grpo_jax.environments.spaces import Box
-from grpo_jax.policies.distributions import diagonal_gaussian, make_distribution
-from grpo_jax.policies.distributions.gaussian import LOG_STD_RANGE
+from grpo_jax.policies.distributions import LOG_STD_RANGE, diagonal_gaussian, make_distribution
 
 LOW, HIGH = (-2.0, 0.0, -1.0), (2.0, 0.5, 3.0)
 FAMILY = compiled(diagonal_gaussian(LOW, HIGH))

@@ -13,7 +13,7 @@ from grpo_jax import GRPO, PPO, Config, Hyperparams, make_init, make_train_step,
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import FRESH
 from grpo_jax.policies import Transformer, add_lora, make_token_policy, merge_lora, partition
-from grpo_jax.policies.dense import Adapter, Dense
+from grpo_jax.policies.dense import Dense
 from grpo_jax.policies.distributions import categorical
 
 BASE = Transformer(width=16, num_heads=4, num_kv_heads=2, num_layers=1, attention_bias=True)
@@ -63,7 +63,7 @@ def test_the_model_begins_as_its_base_and_merges_into_one():
 
 
 def test_a_layer_is_the_formula_and_so_is_its_gradient():
-    layer = Dense(5, adapter=Adapter(rank=2, scale=1.5))
+    layer = Dense(5, adapter=(2, 1.5))
     draws = np.random.default_rng(0)
     x, into, b = (draws.normal(size=size).astype(np.float32) for size in ((7, 4), (7, 5), (2, 5)))
     params = jax.jit(layer.init)(jax.random.key(2), x)["params"]

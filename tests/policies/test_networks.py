@@ -3,16 +3,14 @@
 import dataclasses
 import functools
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from grpo_jax.observations import flatten_observation, leading_shape
-from grpo_jax.policies import CNN, MLP, NatureCNN
-from grpo_jax.policies.convolutions import nature_cnn, patches
-from grpo_jax.policies.dense import orthogonal, product
+from grpo_jax.policies import CNN, MLP
+from grpo_jax.policies.dense import orthogonal, patches, product
 from grpo_jax.policies.distributions import categorical, diagonal_gaussian
 from grpo_jax.policies.networks import resolve_network
 from grpo_jax.policies.recurrent import RECURRENT
@@ -21,27 +19,12 @@ KEY = jax.random.key(0)
 IMAGE = (6, 5, 2)
 CONV = {"conv_channels": 5}
 GRU = {"recurrent": "gru"}
-TYPES = {
-    **{"mlp": {}, "cnn": {"shape": IMAGE}, "gru": GRU, "cnn and gru": {"shape": IMAGE} | GRU},
-    "mingru and norm": {"recurrent": "mingru", "layer_norm": True},
-}
-# The light ones cover the others.
-LIGHT = {("mlp", False), ("cnn and gru", False), ("mingru and norm", True)}
-each_type = pytest.mark.parametrize(
-    "settings, shared_critic",
-    [
-        pytest.param(TYPES[name], shared, id=f"{name}, shared" * shared or name, marks=[pytest.mark.slow] * is_slow)
-        for name in TYPES
-        for shared in (False, True)
-        for is_slow in [(name, shared) not in LIGHT]
-    ],
-)
 
 
 def make(shape=(4,), dtype=jnp.float32, distribution=None, critic=True, **fields):
-    """A policy with small layers: convolutions for images, unless the fields say otherwise."""
-    network = CNN if shape == IMAGE else MLP
-    network = dataclasses.replace(network((16, 12), recurrent_size=6), **CONV if network is CNN else {}, **fields)
+    """A policy with small layers: convolutions for images."""
+    network = functools.partial(CNN, **CONV) if shape == IMAGE else MLP
+    network = network(**{"hidden_sizes": (16, 12), "recurrent_size": 6} | fields)
     policy = network(jax.ShapeDtypeStruct(shape, dtype), distribution or categorical(3), critic)
     # Compiled, as operation by operation takes longer.
     return policy._replace(init=jax.jit(policy.init), step=jax.jit(policy.step), sequence=jax.jit(policy.sequence))
@@ -56,7 +39,6 @@ def sequence(policy, params, observations, is_first=None):
 
 @pytest.mark.usefixtures("initial_weights_of_users")
 def test_weights_start_orthogonal():
-    """With the usual gains, or those given."""
     params = make().init(jax.random.key(0))
     for name, gains in {"actor": [2**0.5, 2**0.5, 0.01], "critic": [2**0.5, 2**0.5, 1.0]}.items():
         for layer, gain in zip(("Dense_0", "Dense_1", "Dense_2"), gains, strict=True):
@@ -79,16 +61,21 @@ def assert_orthogonal(kernel, gain):
     np.testing.assert_allclose(gram, gain**2 * np.eye(gram.shape[0]), atol=1e-5 * gain**2)
 
 
+def gradients(policy, params):
+    """Of the values, and of the logits."""
+    value = jax.grad(lambda params: sequence(policy, params, jnp.ones((1, 2, 4)))[1].sum())
+    logits = jax.grad(lambda params: sequence(policy, params, jnp.ones((1, 2, 4)))[0].var())
+    return jax.jit(value)(params), jax.jit(logits)(params)
+
+
 @pytest.mark.usefixtures("initial_weights_of_users")
 def test_a_separate_critic_shares_neither_weights_nor_draws():
     policy = make()
     params = policy.init(jax.random.key(0))
     assert not np.array_equal(params["actor"]["Dense_0"]["kernel"], params["critic"]["Dense_0"]["kernel"])
-    observation = jnp.ones((1, 2, 4))
-    value = jax.jit(jax.grad(lambda p: sequence(policy, p, observation)[1].sum()))(params)
-    logits = jax.jit(jax.grad(lambda p: sequence(policy, p, observation)[0].var()))(params)
+    value, logits = gradients(policy, params)
     assert not any(leaf.any() for leaf in jax.tree.leaves((value["actor"], logits["critic"])))
-    assert all(leaf.any() for leaf in (value["critic"]["Dense_0"]["kernel"], logits["actor"]["Dense_0"]["kernel"]))
+    assert value["critic"]["Dense_0"]["kernel"].any() and logits["actor"]["Dense_0"]["kernel"].any()
 
 
 def test_a_shared_critic_is_a_head_of_the_actor():
@@ -97,9 +84,7 @@ def test_a_shared_critic_is_a_head_of_the_actor():
     assert set(params) == set(policy.initial_carry(params, 2)) == {"actor_critic"}
     shapes = [params["actor_critic"][f"Dense_{i}"]["kernel"].shape for i in range(4)]
     assert shapes == [(4, 16), (16, 12), (6, 3), (6, 1)]
-    observation = jnp.ones((1, 2, 4))
-    value = jax.jit(jax.grad(lambda p: sequence(policy, p, observation)[1].sum()))(params)["actor_critic"]
-    logits = jax.jit(jax.grad(lambda p: sequence(policy, p, observation)[0].var()))(params)["actor_critic"]
+    value, logits = (gradient["actor_critic"] for gradient in gradients(policy, params))
     assert value["Dense_0"]["kernel"].any() and logits["Dense_0"]["kernel"].any()
     assert not value["Dense_2"]["kernel"].any() and not logits["Dense_3"]["kernel"].any()
     assert set(make(shared_critic=True, critic=False).init(jax.random.key(0))) == {"actor"}
@@ -130,9 +115,19 @@ def test_free_parameters_are_trained_with_the_network():
 IS_FIRST = np.array([[1, 0, 0, 0, 0, 0, 0], [0, 0, 1, 0, 1, 1, 0], [1, 0, 0, 0, 0, 0, 1]], bool).T
 
 
-@each_type
-def test_a_sequence_is_its_steps(settings, shared_critic):
-    policy = make(**settings, shared_critic=shared_critic)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"shape": IMAGE} | GRU,
+        {"recurrent": "mingru", "layer_norm": True, "shared_critic": True},
+        pytest.param({"shape": IMAGE, "shared_critic": True}, marks=pytest.mark.slow),
+        pytest.param(GRU | {"shared_critic": True}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_a_sequence_is_its_steps(settings):
+    policy = make(**settings)
     params = policy.init(jax.random.key(0))
     shape = *IS_FIRST.shape, *settings.get("shape", (4,))
     observations = np.random.default_rng(1).normal(size=shape).astype(np.float32)
@@ -162,8 +157,7 @@ def test_recurrent_layers_follow_their_formulas(name):
     x = np.random.default_rng(1).normal(size=(5, 2, 4))
     is_first = np.array([[0, 0], [0, 1], [0, 0], [1, 0], [0, 0]], bool)
     layer = RECURRENT[name](3)
-    carry = layer.initial_carry(2) + 0.7
-    arguments = jnp.asarray(x, jnp.float32), carry, jnp.asarray(is_first)
+    arguments = jnp.asarray(x, jnp.float32), jnp.full((2, 3), 0.7), jnp.asarray(is_first)
     params = jax.tree.map(lambda leaf: leaf + 0.1, jax.jit(layer.init)(jax.random.key(0), *arguments))
     outputs, after = jax.jit(layer.apply)(params, *arguments)
     p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params["params"])
@@ -206,40 +200,6 @@ def test_images_get_a_convolution_and_others_are_flattened():
     assert (logits.shape, logits.dtype, values.shape) == ((3, 2, 3), jnp.float32, (3, 2))
 
 
-def convolve(images, kernels, stride, padding):
-    """Of the parameters `[kernel² inputs, outputs]` of a layer, by XLA's own convolution."""
-    size = round((kernels.shape[0] // images.shape[-1]) ** 0.5)
-    kernels = kernels.reshape(size, size, images.shape[-1], -1)
-    dimensions = ("NHWC", "HWIO", "NHWC")
-    return jax.lax.conv_general_dilated(images, kernels, (stride,) * 2, padding, dimension_numbers=dimensions)
-
-
-def test_the_nature_cnn_has_the_published_layers():
-    images = jax.random.randint(jax.random.key(0), (2, 44, 36, 3), 0, 256).astype(jnp.uint8)
-    layers = functools.partial(nature_cnn, channels=2, activation=jnp.tanh)
-    ours, params = initialised(layers, images)
-    x = images / 255.0
-    for i, stride in enumerate((4, 2, 1)):
-        x = jnp.tanh(convolve(x, params[f"Conv_{i}"]["kernel"], stride, "VALID"))
-    np.testing.assert_allclose(ours, x, atol=1e-5)
-    policy = NatureCNN((16,))(jax.ShapeDtypeStruct((84, 84, 4), jnp.uint8), categorical(3), False)
-    published = jax.eval_shape(policy.init, KEY)["actor"]
-    kernels = [published[name]["kernel"].shape for name in ("Conv_0", "Conv_1", "Conv_2", "Dense_0")]
-    assert kernels == [(64 * 4, 32), (16 * 32, 64), (9 * 64, 64), (7 * 7 * 64, 16)]
-
-
-def initialised(layers, x):
-    """The outputs of layers, and their parameters."""
-
-    class Module(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            return layers(x)
-
-    outputs, variables = jax.jit(Module().init_with_output)(KEY, x)
-    return outputs, variables["params"]
-
-
 def test_arrays_are_joined_in_the_order_of_their_keys():
     parts = {"b": jnp.arange(6, dtype=jnp.int8).reshape(1, 2, 3), "a": (jnp.full((1, 1), 7.5), jnp.array([True]))}
     np.testing.assert_array_equal(flatten_observation(parts, 1), [[7.5, 1, 0, 1, 2, 3, 4, 5]])
@@ -273,25 +233,23 @@ def test_an_actor_sees_its_part_and_the_critic_all():
 # --- settings --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("activation", ["tanh", "relu"])
-def test_layers_are_those_of_the_settings(activation):
+@pytest.mark.parametrize("activation", [np.tanh, lambda x: np.maximum(x, 0)], ids=["tanh", "relu"])
+def test_layers_are_those_of_the_settings(activation, request):
     """Dense layers, normalised before the activation if asked to; a critic may have its own."""
-    own = {"critic_hidden_sizes": (9, 5)}
-    policy = make(hidden_sizes=(7,), activation=activation, layer_norm=True, **own)
-    params = policy.init(KEY)
+    settings = {"activation": request.node.callspec.id, "layer_norm": True, "critic_hidden_sizes": (9, 5)}
+    policy = make(hidden_sizes=(7,), **settings)
+    params, outputs = policy.init(KEY), {}
     kernels = {
         role: [layers[name]["kernel"] for name in sorted(layers) if "Dense" in name] for role, layers in params.items()
     }
     shapes = {role: [kernel.shape for kernel in kernels[role]] for role in kernels}
     assert shapes == {"actor": [(4, 7), (7, 3)], "critic": [(4, 9), (9, 5), (5, 1)]}
     assert list(make(hidden_sizes=()).init(KEY)["actor"]) == ["Dense_0"]
-    function, outputs = {"tanh": np.tanh, "relu": lambda x: np.maximum(x, 0)}[activation], {}
-    for role in kernels:
+    for role, (*hidden, last) in kernels.items():
         x = np.linspace(-1, 1, 4)
-        *hidden, last = kernels[role]
         for kernel in hidden:
             x = np.float64(x @ kernel)
-            x = function((x - x.mean()) / np.sqrt(x.var() + 1e-6))
+            x = activation((x - x.mean()) / np.sqrt(x.var() + 1e-6))
         outputs[role] = x @ last
     logits, values = sequence(policy, params, jnp.linspace(-1, 1, 4)[None, None])
     np.testing.assert_allclose(logits[0, 0], outputs["actor"], rtol=1e-4)
@@ -305,24 +263,21 @@ def curve(product, kernel, inputs):
     return jnp.sum(jnp.sin(product(inputs, kernel)))
 
 
-def test_gradients_of_the_dense_product():
+def test_gradients_of_the_dense_product_also_of_many_kernels_and_twice():
     both = jax.jit(lambda *arguments: [jax.grad(curve, (1, 2))(f, *arguments) for f in (product, jnp.matmul)])
     for shape, outputs in (((7, 5), 3), ((7, 3), 5), ((2, 4, 5), 5), ((6, 5), 1)):
-        inputs = jax.random.normal(jax.random.key(0), shape)
-        kernel = jax.random.normal(jax.random.key(1), (shape[-1], outputs))
+        inputs, kernel = (jax.random.normal(KEY, size) for size in (shape, (shape[-1], outputs)))
         for ours, plain in zip(*both(kernel, inputs), strict=True):
             np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-6)
 
-
-def test_many_kernels_at_once_and_second_derivatives():
-    inputs = jax.random.normal(jax.random.key(0), (6, 4))
-    kernels = jax.random.normal(jax.random.key(1), (3, 4, 2))
-
-    def gradient_norm(product, kernel):
+    def gradient_norm(product, kernel, inputs):
         return jnp.sum(jax.grad(curve, 1)(product, kernel, inputs) ** 2)
 
-    differentiate = jax.vmap(jax.grad(gradient_norm, 1), (None, 0))
-    ours, plain = jax.jit(lambda kernels: [differentiate(f, kernels) for f in (product, jnp.matmul)])(kernels)
+    differentiate = jax.vmap(jax.grad(gradient_norm, 1), (None, 0, None))
+    kernels, inputs = (jax.random.normal(KEY, size) for size in ((3, 4, 2), (6, 4)))
+    ours, plain = jax.jit(lambda *arguments: [differentiate(f, *arguments) for f in (product, jnp.matmul)])(
+        kernels, inputs
+    )
     np.testing.assert_allclose(ours, plain, rtol=1e-4, atol=1e-5)
 
 

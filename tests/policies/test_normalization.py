@@ -101,11 +101,9 @@ def test_several_arrays_have_statistics_each_and_integers_none():
     )
     assert bits(after.observation["real"]) == bits(alone.observation)
     observed = known_policy._replace(step=lambda params, observation, carry: observation)
-    seen = normalized(observed, after.observation, jnp.float32(3.0)).step(None, x, ())
+    seen = normalized(observed, after.observation).step(None, x, ())
     assert bits((seen["token"], seen["mask"])) == bits((x["token"], x["mask"]))
-    np.testing.assert_array_equal(
-        seen["real"], normalized(observed, alone.observation, jnp.float32(3.0)).step(None, x["real"], ())
-    )
+    np.testing.assert_array_equal(seen["real"], normalized(observed, alone.observation).step(None, x["real"], ()))
 
 
 # --- the normalised policy and rewards -------------------------------------------------------------------------------
@@ -113,17 +111,17 @@ def test_several_arrays_have_statistics_each_and_integers_none():
 
 def test_a_normalized_policy_sees_deviations_clipped():
     statistics = RunningStatistics(*(jnp.asarray(v, jnp.float32) for v in ([1e6, 0.0], [5.0, 0.0], [4.0, 0.0], 1.0)))
-    policy = normalized(known_policy, statistics, jnp.float32(3.0))
+    policy = normalized(known_policy, statistics)
     params = known_params([0.0, 1.0], weights=(1.0, 100.0), bias=0.0)
     observations = jnp.array([[1e6 + 5, 0.0], [1e6 + 7, 0.0], [1e6, 0.0], [2e6, 1.0], [-2e6, -1.0]])
-    expected = [0.0, 1.0, -2.5, 3.0 + 300.0, -3.0 - 300.0]
+    expected = [0.0, 1.0, -2.5, 10.0 + 1000.0, -10.0 - 1000.0]
     nothing = jnp.zeros(5, jnp.int32)
     logits, values, carry = policy.step(params, observations, nothing)
     np.testing.assert_allclose(values, expected, rtol=1e-6)
     _, values = policy.sequence(params, observations[None], nothing, jnp.zeros((1, 5), bool))
     np.testing.assert_allclose(values[0], expected, rtol=1e-6)
     assert carry.tolist() == [1] * 5 and logits.shape == (5, 2)
-    assert normalized(known_policy, None, jnp.float32(3.0)) is known_policy
+    assert normalized(known_policy, None) is known_policy
 
 
 def test_rewards_are_scaled_then_clipped_and_not_centred():

@@ -9,15 +9,15 @@ from probes import copy_task
 from grpo_jax import Config
 from grpo_jax.environments.spaces import Box
 from grpo_jax.errors import ConfigError
-from grpo_jax.policies import CNN, MLP, NatureCNN, Transformer, make_distribution
+from grpo_jax.policies import CNN, MLP, Transformer, make_distribution
 from grpo_jax.policies.distributions import categorical, diagonal_gaussian
 
 INF = np.inf
 IMAGE = jax.ShapeDtypeStruct((6, 5, 2), jnp.int8)
 
 
-def of_shape(network, *shape):
-    return network(jax.ShapeDtypeStruct(shape, jnp.uint8), categorical(3), False)
+def seen_by_cnn(observation):
+    return jax.eval_shape(CNN()(observation, categorical(3), True).init, jax.random.key(0))
 
 
 def chunked(**fields):
@@ -34,9 +34,9 @@ REFUSED = [
     (lambda: CNN(actor_init_gain=-1.0), "actor_init_gain=-1.0 is no gain"),
     (lambda: CNN(shared_critic=True, critic_hidden_sizes=(8,)), "critic_hidden_sizes=.*shared_critic=True"),
     (lambda: CNN(hidden_size=3), "CNN has no field 'hidden_size': did you mean 'hidden_sizes'"),
-    (lambda: of_shape(NatureCNN(), 20, 40, 3), r"'nature_cnn' needs .* 36 by 36.* \(20, 40, 3\); use network='cnn'"),
-    (lambda: of_shape(CNN(), 4), r"images.* shape \(4,\); use network='mlp'"),
-    (lambda: CNN()({"a": IMAGE, "b": IMAGE}, categorical(3), True), "convolves one image, but .* 2.*network='mlp'"),
+    (lambda: MLP(shared_critic=True, actor_observation=("place",)), "actor_observation=.*shared_critic=True"),
+    (lambda: seen_by_cnn(jax.ShapeDtypeStruct((4,), jnp.int8)), r"one image.* 0, .* \(4,\); use network='mlp'"),
+    (lambda: seen_by_cnn({"a": IMAGE, "b": IMAGE}), "one image.* have 2.*network='mlp'"),
     (lambda: Config(network=MLP(recurrent="gru"), algorithm="ppo", num_envs=8), "= 8 .*use num_minibatches=8"),
     (lambda: Transformer(num_heads=True), "num_heads=True .*positive integer"),
     (lambda: Transformer(num_heads=4, width=12), "heads of size 3, but rotary positions need an even size"),
