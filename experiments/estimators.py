@@ -32,7 +32,7 @@ from grpo_jax.recording.files import write_json
 from grpo_jax.rollouts.collect import collect
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.updates.batch import make_batch
-from grpo_jax.updates.minibatches import minibatch_gradient
+from grpo_jax.updates.minibatches import make_gradient, make_minibatches
 
 from .harness.tabular import PROCESSES, Exact, Tabular, exact_gradient
 
@@ -132,8 +132,9 @@ def moments(config: Config, params: Any, key: jax.Array, num_rollouts: int) -> M
         key, *keys = jax.random.split(key, 3)
         played, trajectory = collect(config, simulator, state.rollout, *keys)
         batch, baseline = make_batch(config, policy, state, trajectory, hyperparams)
-        everything = jnp.arange(batch.mask.shape[1])
-        _, _, gradient = minibatch_gradient(config, policy, params, batch, everything, hyperparams)
+        everything = jnp.arange(batch.mask.shape[1]).reshape(1, config.shuffle_blocks, -1)
+        whole = jax.tree.map(lambda leaf: leaf[0], make_minibatches(config, batch, everything, hyperparams))
+        _, gradient = make_gradient(config, policy, batch, hyperparams)(params, whole)
         ascent = -ravel_pytree(gradient)[0]
         state = state.replace(rollout=played, baseline=baseline)
         return (state, key), (ascent, jnp.sum(trajectory.valid) + config.trunk_steps)

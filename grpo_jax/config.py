@@ -74,7 +74,7 @@ class Config(KnownFields):
     num_minibatches: int = 16
     """Gradient steps in each pass."""
     optimizer: str | Callable = "adam"
-    """Optimiser: "adam", "adamw", "sgd", "rmsprop", "muon", package.module:name (or a function of the hyperparameters
+    """Optimiser: "adam", "adamw", "sgd", "muon", package.module:name (or a function of the hyperparameters
     and the learning rate that gives an optax.GradientTransformation)."""
     schedule: str | Callable = "linear"
     """Learning rate over training: "constant", "linear", "cosine", package.module:name (or a function of progress in

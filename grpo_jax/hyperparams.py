@@ -60,10 +60,8 @@ class Hyperparams(KnownFields):
     """The optimiser's step size at the start of training, or after `warmup`."""
     final_learning_rate: float = number(0.0, NOT_NEGATIVE)
     """The optimiser's step size at the end of training; the schedule is in between."""
-    critic_learning_rate: float | None = number(None, NOT_NEGATIVE)
-    """Step size of the critic's parameters, on the same schedule; None: learning_rate."""
     warmup: float | None = number(None, BELOW_1)
-    """Share of training over which the step sizes first rise from 0; None: no warm-up."""
+    """Share of training over which the step size first rises from 0; None: no warm-up."""
     total_steps: float = number(500_000.0, NOT_NEGATIVE, limit=True)
     """The budget of environment steps: the learning rate decays over them, and `run` ends before the iteration that
     would exceed them, if it took as many as the last one; inf beside max_episodes: no limit."""
@@ -104,11 +102,11 @@ class Hyperparams(KnownFields):
     max_grad_norm: float = number(0.5, POSITIVE, limit=True)
     """Gradients with a larger global norm are scaled down to it before any optimiser; inf: no limit."""
     adam_eps: float = number(1e-5, POSITIVE)
-    """Floor added to the denominator of Adam, AdamW and RMSprop, and to Muon's."""
+    """Floor added to the denominator of Adam and AdamW, and to Muon's."""
     beta1: float | None = number(None, BELOW_1)
     """Decay of the average of gradients, sgd's momentum; None: 0.9, with muon 0.95 for matrices, with sgd none."""
     beta2: float | None = number(None, BELOW_1)
-    """Decay of the average of squared gradients; None: 0.999, with rmsprop 0.9."""
+    """Decay of the average of squared gradients; None: 0.999."""
     weight_decay: float | None = number(None, NOT_NEGATIVE)
     """A step subtracts this times the learning rate from each weight (adamw, muon; no biases); None: 1e-4, muon 0."""
 

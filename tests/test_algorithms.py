@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from probes import Echo, Probe, acted, bits, known_params, known_policy
-from small import small_config
+from small import minibatch_gradient, small_config
 
 from grpo_jax import GRPO, PPO, Config, Hyperparams, grpo_loss, make_init, make_train_step, objectives, ppo_loss
 from grpo_jax.algorithms import ALGORITHMS, GRPO_RETURN_TO_GO, name_of, with_reference
@@ -22,7 +22,6 @@ from grpo_jax.objectives import (
 from grpo_jax.policies import MLP
 from grpo_jax.types import Trajectory
 from grpo_jax.updates.batch import make_batch
-from grpo_jax.updates.minibatches import minibatch_gradient
 
 NUM_STEPS, NUM_ENVS, GROUP_SIZE = 5, 8, 4
 LENGTHS = np.array([5, 2, 3, 5, 1, 4, 5, 2])

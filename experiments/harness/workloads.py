@@ -18,7 +18,7 @@ from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.epochs import update_epochs
 from grpo_jax.updates.optimizers import make_optimizer
-from grpo_jax.updates.schedules import learning_rates
+from grpo_jax.updates.schedules import scheduled_rate
 
 from . import reference_implementations as reference
 from .plain_networks import make_gradients, make_networks
@@ -167,8 +167,8 @@ def make_update(config: Config) -> Callable:
         state, key = carry
         batch, hyperparams = fixed
         key, key_update = jax.random.split(key)
-        rates = learning_rates(config.schedule, hyperparams, jnp.float32(0))
-        optimizer = make_optimizer(config.optimizer, hyperparams, rates)
+        rate = scheduled_rate(config.schedule, hyperparams, jnp.float32(0))
+        optimizer = make_optimizer(config.optimizer, hyperparams, rate)
         learner, metrics = update_epochs(config, config.policy, optimizer, state, batch, hyperparams, key_update)
         return (state.replace(params=learner.params, opt_state=learner.opt_state), key), metrics
 

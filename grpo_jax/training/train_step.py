@@ -44,11 +44,11 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
         batch, baseline = make_batch(config, policy, state, kept, hyperparams)
 
         # Learn: epochs of minibatches.
-        optimizer, rates = scheduled_optimizer(config, hyperparams, fraction_done(state))
+        optimizer, rate = scheduled_optimizer(config, hyperparams, fraction_done(state))
         learner, metrics = update_epochs(config, policy, optimizer, state, batch, hyperparams, key_update)
 
         # Record: metrics, counts, and the state of the next iteration.
-        metrics = rollout_metrics(config, trajectory, batch) | rates.metrics() | metrics
+        metrics = rollout_metrics(config, trajectory, batch) | {"optim/learning_rate": rate} | metrics
         state = state.replace(
             params=learner.params,
             opt_state=learner.opt_state,
@@ -118,7 +118,7 @@ def initial_state(
     environment_params = group_parameters(config.env, env_params, config.num_groups, config.group_size)
     rollout = Simulator(config.env, config.policy, params).reset(environment_params, key_reset, config.num_envs)
     optimizer, _ = scheduled_optimizer(config, hyperparams, progress=0.0)
-    flatten, _ = make_flattening(config, hyperparams, trained)
+    flatten, _ = make_flattening(config, trained)
 
     def zero():
         return jnp.zeros((), jnp.int32)

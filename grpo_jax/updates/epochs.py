@@ -16,7 +16,7 @@ from grpo_jax.types import Batch, Metrics, PyTree, TrainState
 from grpo_jax.updates.loss import RATIO_MAX
 from grpo_jax.updates.minibatches import StackedMetrics, make_gradient, make_minibatches, minibatch_order
 from grpo_jax.updates.optimizers import make_flattening
-from grpo_jax.updates.schedules import follow_kl, rate_metrics
+from grpo_jax.updates.schedules import AdaptiveState, follow_kl
 
 
 class Learner(NamedTuple):
@@ -53,7 +53,7 @@ def update_epochs(
     """
     trained, frozen = partition(policy, state.params)
     policy = bind_reference(bind_frozen(policy, frozen), state.reference_params)
-    flatten, unflatten = make_flattening(config, hyperparams, trained)
+    flatten, unflatten = make_flattening(config, trained)
     # Blocks stay where they were played if each device has whole ones. Otherwise minibatches mix all environments, and
     # these are gathered once, rather than communicated in each update.
     batch = on_every_device(batch) if config.shuffle_blocks % num_env_devices() else along_envs(batch, axis=1)
@@ -79,7 +79,8 @@ def update_epochs(
         applied = finite & within_limit & (minibatch.num_valid > 0)
         learner = jax.tree.map(lambda new, old: jnp.where(applied, new, old), new, old)
         record = metrics | {"optim/grad_norm": grad_norm, "applied": applied, "finite": finite}
-        record |= rate_metrics(opt_state)
+        if isinstance(opt_state, AdaptiveState):
+            record["optim/learning_rate"] = opt_state.learning_rate
         # The loop carries no vector of the parameters, or XLA would not fuse a bias with its product.
         return (learner._replace(params=unflatten(learner.params)), within_limit), StackedMetrics.stack(record)
 

@@ -130,17 +130,6 @@ def default_microbatches(config: Config, num_steps: int, num_sequences: int) -> 
     return next((n for n in range(fewest, 4 * fewest) if num_units % n == 0), 1)
 
 
-def minibatch_gradient(
-    config: Config, policy: Policy, params: PyTree, batch: Batch, indices: jax.Array, hyperparams: Hyperparams
-) -> tuple[jax.Array, Metrics, PyTree]:
-    """Loss, metrics and gradient over the samples at `indices`, `[n]` or `[K, n]`: see `make_gradient`."""
-    minibatches = make_minibatches(config, batch, indices.reshape(1, config.shuffle_blocks, -1), hyperparams)
-    minibatch = jax.tree.map(lambda leaf: leaf[0], minibatches)
-    stacked, gradient = make_gradient(config, policy, batch, hyperparams)(params, minibatch)
-    metrics = stacked.as_dict()
-    return metrics.pop("loss"), metrics, gradient
-
-
 def make_gradient(
     config: Config,
     policy: Policy,

@@ -14,11 +14,8 @@ from grpo_jax.config import Config
 from grpo_jax.errors import ConfigError, are_alike, describe_arrays, describe_function, nearest, user_code
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.importing import import_custom, is_custom
-from grpo_jax.types import PyTree, by_path
-from grpo_jax.updates.schedules import ADAPTIVE_KL, AdaptiveState, LearningRates, learning_rates
-
-CRITIC = "critic"
-"""The key of the critic's parameters: a top-level one, or one at any depth in a custom network."""
+from grpo_jax.types import PyTree
+from grpo_jax.updates.schedules import ADAPTIVE_KL, AdaptiveState, scheduled_rate
 
 
 def adam(hyperparams: Hyperparams, learning_rate: jax.Array) -> optax.GradientTransformation:
@@ -41,12 +38,6 @@ def sgd(hyperparams: Hyperparams, learning_rate: jax.Array) -> optax.GradientTra
     return optax.sgd(learning_rate, momentum=hyperparams.beta1)
 
 
-def rmsprop(hyperparams: Hyperparams, learning_rate: jax.Array) -> optax.GradientTransformation:
-    """RMSprop: g / (sqrt(v) + adam_eps), where v = beta2 v + (1 - beta2) g^2 starts from 0."""
-    options = _set(decay=hyperparams.beta2)
-    return optax.rmsprop(learning_rate, eps=hyperparams.adam_eps, eps_in_sqrt=False, **options)
-
-
 def muon(hyperparams: Hyperparams, learning_rate: jax.Array) -> optax.GradientTransformation:
     """Momentum orthogonalised by Newton-Schulz for matrices (https://arxiv.org/abs/2502.16982), Adam for the rest."""
     options = _set(beta=hyperparams.beta1, weight_decay=hyperparams.weight_decay)
@@ -54,9 +45,9 @@ def muon(hyperparams: Hyperparams, learning_rate: jax.Array) -> optax.GradientTr
     return optax.contrib.muon(learning_rate, eps=hyperparams.adam_eps, **options)
 
 
-OPTIMIZERS = {"adam": adam, "adamw": adamw, "sgd": sgd, "rmsprop": rmsprop, "muon": muon}
+OPTIMIZERS = {"adam": adam, "adamw": adamw, "sgd": sgd, "muon": muon}
 """The optimisers by name."""
-_ELEMENTWISE = ("adam", "sgd", "rmsprop")  # the decay of adamw depends on the number of dimensions
+_ELEMENTWISE = ("adam", "sgd")  # the decay of adamw depends on the number of dimensions
 
 MAX_FLAT_PARAMETERS = 2**20
 """The most parameters of one dtype that are copied into one vector.
@@ -68,17 +59,17 @@ time on a GPU: 2,048 of them trained 1.15 times as fast without it on an H200, w
 
 def scheduled_optimizer(
     config: Config, hyperparams: Hyperparams, progress: jax.Array | float
-) -> tuple[optax.GradientTransformation, LearningRates]:
-    """The optimiser of an iteration and its learning rates, with `schedule="adaptive_kl"` those of the first iteration.
+) -> tuple[optax.GradientTransformation, jax.Array]:
+    """The optimiser of an iteration and its learning rate, with `schedule="adaptive_kl"` that of the first iteration.
 
     Raises:
       ConfigError: as `make_optimizer` does, and for a learning rate that follows the KL with a warm-up, or with one
         update in an iteration, whose KL is 0.
     """
-    rates = learning_rates(config.schedule, hyperparams, progress)
-    optimizer = make_optimizer(config.optimizer, hyperparams, rates)
+    rate = scheduled_rate(config.schedule, hyperparams, progress)
+    optimizer = make_optimizer(config.optimizer, hyperparams, rate)
     if config.schedule != ADAPTIVE_KL:
-        return optimizer, rates
+        return optimizer, rate
     if hyperparams.warmup is not None:
         raise ConfigError(f"warmup has no effect with schedule={ADAPTIVE_KL!r}; leave it out, or use another schedule")
     if config.num_epochs * config.num_minibatches == 1:
@@ -88,14 +79,14 @@ def scheduled_optimizer(
         )
 
     def update(gradient: PyTree, state: AdaptiveState, params: PyTree = None) -> tuple[PyTree, AdaptiveState]:
-        with_rates = make_optimizer(config.optimizer, hyperparams, state.rates)
-        steps, inner = with_rates.update(gradient, state.state, params)
-        return steps, AdaptiveState(state.rates, inner)
+        at_rate = make_optimizer(config.optimizer, hyperparams, state.learning_rate)
+        steps, inner = at_rate.update(gradient, state.state, params)
+        return steps, AdaptiveState(state.learning_rate, inner)
 
-    return optax.GradientTransformation(lambda params: AdaptiveState(rates, optimizer.init(params)), update), rates
+    return optax.GradientTransformation(lambda params: AdaptiveState(rate, optimizer.init(params)), update), rate
 
 
-def make_flattening(config: Config, hyperparams: Hyperparams, params: PyTree) -> tuple[Callable, Callable]:
+def make_flattening(config: Config, params: PyTree) -> tuple[Callable, Callable]:
     """`flatten` makes the tree that the optimiser of a config works on of parameters; `unflatten` is its inverse.
 
     One vector, if the optimiser is the same function of each element and of norms of all: fewer kernels. Otherwise, or
@@ -103,25 +94,24 @@ def make_flattening(config: Config, hyperparams: Hyperparams, params: PyTree) ->
     """
     leaves = jax.tree.leaves(params)
     is_small = sum(leaf.size for leaf in leaves) <= MAX_FLAT_PARAMETERS and len({leaf.dtype for leaf in leaves}) == 1
-    if config.optimizer in _ELEMENTWISE and hyperparams.critic_learning_rate is None and is_small:
+    if config.optimizer in _ELEMENTWISE and is_small:
         return lambda tree: ravel_pytree(tree)[0], ravel_pytree(params)[1]
     return (lambda tree: tree), (lambda tree: tree)
 
 
 def make_optimizer(
-    optimizer: str | Callable, hyperparams: Hyperparams, rates: LearningRates
+    optimizer: str | Callable, hyperparams: Hyperparams, learning_rate: jax.Array
 ) -> optax.GradientTransformation:
     """An optimiser behind a limit on the gradient's global norm. Rebuilt in each step, as its settings are traced.
 
     Args:
       optimizer: a name in `OPTIMIZERS`, an import path "package.module:name" of such a function, or the function.
       hyperparams: `max_grad_norm`, where inf is no limit, and what the optimiser reads.
-      rates: with a critic's rate, the parameters under a key "critic" have a separate optimiser.
+      learning_rate: traced, and already scheduled.
 
     Raises:
-      ConfigError: an unknown name or no function, or a function gives something else. In `init`, if the critic has a
-        rate, but the parameters have no such key. In `init` and `update` of a custom one, if it fails or changes
-        structures, shapes or dtypes.
+      ConfigError: an unknown name or no function, or a function gives something else. In `init` and `update` of a
+        custom one, if it fails or changes structures, shapes or dtypes.
     """
     if is_custom(optimizer):
         make = functools.partial(
@@ -131,11 +121,7 @@ def make_optimizer(
         raise ConfigError(f"unknown optimizer {optimizer!r}: {nearest(optimizer, OPTIMIZERS)}")
     else:
         make = OPTIMIZERS[optimizer]
-    transformation = make(hyperparams, rates.default)
-    if rates.critic is not None:
-        parts = {CRITIC: make(hyperparams, rates.critic), "others": transformation}
-        transformation = optax.partition(parts, _label_critic)
-    return optax.chain(_clip_by_global_norm(hyperparams.max_grad_norm), transformation)
+    return optax.chain(_clip_by_global_norm(hyperparams.max_grad_norm), make(hyperparams, learning_rate))
 
 
 def _clip_by_global_norm(max_norm: jax.Array) -> optax.GradientTransformation:
@@ -194,24 +180,6 @@ def _call(what: str, function: Callable, *arguments: PyTree) -> Any:
     )
     with user_code(f"{what} cannot update the policy's parameters: it fails", advice):
         return function(*arguments)
-
-
-def _label_critic(params: PyTree) -> PyTree:
-    """ "critic" for each parameter under that key, and "others" for the rest."""
-
-    def label(path, _):
-        return CRITIC if CRITIC in [jax.tree_util.keystr((key,), simple=True) for key in path] else "others"
-
-    labels = jax.tree_util.tree_map_with_path(label, params)
-    if CRITIC not in jax.tree.leaves(labels):
-        paths = list(by_path(params))
-        shown = ", ".join(paths[:3]) + ", ..." * (len(paths) > 3)
-        raise ConfigError(
-            f"critic_learning_rate is for parameters under a key {CRITIC!r}, but the policy's parameters are {shown}; "
-            "leave it out, or use an algorithm with a critic and shared_critic=False, or in a custom network give "
-            f"the critic's part the name {CRITIC!r}"
-        )
-    return labels
 
 
 def _adam_betas(hyperparams: Hyperparams) -> dict[str, jax.Array]:

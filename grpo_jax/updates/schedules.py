@@ -1,4 +1,4 @@
-"""Schedules: the learning rates as functions of the fraction of training that is done, or of the KL of updates."""
+"""Schedules: the learning rate as a function of the fraction of training that is done, or of the KL of updates."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -10,7 +10,6 @@ import numpy as np
 from grpo_jax.errors import ConfigError, describe_function, nearest, user_code
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.importing import import_custom
-from grpo_jax.types import Metrics
 
 ADAPTIVE_KL = "adaptive_kl"
 """The schedule that starts at `learning_rate` and follows the KL to the behaviour policy: see `rate_for_kl`."""
@@ -21,18 +20,6 @@ DECAYS = {
     ADAPTIVE_KL: jnp.ones_like,
 }
 """The schedules with a name: from 1 at `learning_rate` to 0 at `final_learning_rate`, as functions of progress."""
-
-
-class LearningRates(NamedTuple):
-    """The learning rates of an iteration."""
-
-    default: jax.Array
-    critic: jax.Array | None  # None: the critic has the default rate
-
-    def metrics(self) -> Metrics:
-        """The rates by the names of metrics."""
-        rates = {"optim/learning_rate": self.default, "optim/critic_learning_rate": self.critic}
-        return {name: rate for name, rate in rates.items() if rate is not None}
 
 
 def find_schedule(schedule: str | Callable) -> Callable:
@@ -69,21 +56,19 @@ def check_schedule(schedule: str | Callable) -> None:
         )
 
 
-def learning_rates(schedule: str | Callable, hyperparams: Hyperparams, progress: jax.Array | float) -> LearningRates:
-    """The learning rates at a progress, constant from progress 1 on.
+def scheduled_rate(schedule: str | Callable, hyperparams: Hyperparams, progress: jax.Array | float) -> jax.Array:
+    """The learning rate at a progress, constant from progress 1 on.
 
     With `start` and `end` for `learning_rate` and `final_learning_rate`, and p for the progress after warm-up:
 
         end + (start - end) f(p),  where f(p) is  constant: 1,  linear: 1 - p,  cosine: (1 + cos(pi p)) / 2
 
     or a function, which is thus a factor of `learning_rate` as long as `final_learning_rate` is 0. During warm-up the
-    rate rises linearly from 0 to `start`; p is then the fraction of the rest, (progress - warmup) / (1 - warmup). The
-    critic's rate is the default one times `critic_learning_rate / learning_rate`; if `learning_rate` is 0, its `end`
-    is 0.
+    rate rises linearly from 0 to `start`; p is then the fraction of the rest, (progress - warmup) / (1 - warmup).
 
     Args:
       schedule: as in `find_schedule`.
-      hyperparams: `learning_rate`, `final_learning_rate`, `critic_learning_rate` and `warmup`.
+      hyperparams: `learning_rate`, `final_learning_rate` and `warmup`.
       progress: fraction of training that is done.
     """
     schedule, warmup = find_schedule(schedule), hyperparams.warmup
@@ -91,21 +76,14 @@ def learning_rates(schedule: str | Callable, hyperparams: Hyperparams, progress:
     progress = warmed = jnp.minimum(progress, 1.0)
     if warmup is not None:
         warmed = jnp.maximum(progress - warmup, 0.0) / (1.0 - warmup)
-
-    def rate(start, end):
-        decayed = end + (start - end) * jnp.asarray(schedule(warmed), jnp.float32)
-        return decayed if warmup is None else jnp.where(progress < warmup, start * progress / warmup, decayed)
-
-    critic = hyperparams.critic_learning_rate
-    if critic is not None:
-        critic = rate(critic, critic * end / jnp.where(start > 0, start, jnp.inf))
-    return LearningRates(rate(start, end), critic)
+    rate = end + (start - end) * jnp.asarray(schedule(warmed), jnp.float32)
+    return rate if warmup is None else jnp.where(progress < warmup, start * progress / warmup, rate)
 
 
 class AdaptiveState(NamedTuple):
-    """The state of an optimiser whose learning rates follow the KL."""
+    """The state of an optimiser whose learning rate follows the KL."""
 
-    rates: LearningRates
+    learning_rate: jax.Array
     state: Any  # of the optimiser
 
 
@@ -133,19 +111,7 @@ def rate_for_kl(
 
 
 def follow_kl(opt_state: Any, kl: jax.Array, hyperparams: Hyperparams) -> Any:
-    """The state of the optimiser after a KL was measured; one whose rates are fixed is unchanged.
-
-    The critic's rate keeps its ratio to the default one.
-    """
+    """The state of the optimiser after a KL was measured; one whose rate is fixed is unchanged."""
     if not isinstance(opt_state, AdaptiveState):
         return opt_state
-    old = opt_state.rates
-    new = rate_for_kl(old.default, kl, target=hyperparams.kl_target)
-    change = jnp.where(old.default > 0, new / jnp.where(old.default > 0, old.default, 1.0), 1.0)
-    critic = None if old.critic is None else old.critic * change
-    return opt_state._replace(rates=LearningRates(new, critic))
-
-
-def rate_metrics(opt_state: Any) -> Metrics:
-    """The learning rates of an update, if they follow the KL."""
-    return opt_state.rates.metrics() if isinstance(opt_state, AdaptiveState) else {}
+    return opt_state._replace(learning_rate=rate_for_kl(opt_state.learning_rate, kl, target=hyperparams.kl_target))

@@ -16,7 +16,7 @@ from grpo_jax.policies import MLP
 from grpo_jax.training.checks import check_read
 
 FIELDS = [field.name for field in dataclasses.fields(Hyperparams)]
-OPTIONAL = ["critic_learning_rate", "warmup", "num_iterations", "max_episodes", "beta1", "beta2", "weight_decay"]
+OPTIONAL = ["warmup", "num_iterations", "max_episodes", "beta1", "beta2", "weight_decay"]
 LIMITS = [
     *("total_steps", "max_episodes", "clip_low", "clip_high", "value_clip", "kl_limit", "reward_clip", "max_grad_norm"),
 ]

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small import minibatch_gradient
 
 from experiments.estimators import per_step
 from experiments.harness.tabular import garnet, policy_table
@@ -17,7 +18,6 @@ from grpo_jax.policies import MLP
 from grpo_jax.rollouts.collect import collect
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.updates.batch import make_batch
-from grpo_jax.updates.minibatches import minibatch_gradient
 
 DISCOUNT, TRACE = 0.9, 0.8
 HYPERPARAMS = Hyperparams(discount=DISCOUNT, gae_lambda=TRACE)

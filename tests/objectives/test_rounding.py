@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from grpo_jax import GRPO, Config, Hyperparams, make_init, make_train_step, objectives, with_reference
@@ -150,10 +151,16 @@ def test_rewards_with_the_same_sum_on_every_path_teach_nothing():
 
 ZERO = (Reward("zero", lambda task, problem, completion: jnp.float32(0.0)),)
 SMALL = {"num_envs": 16, "group_size": 4, "num_minibatches": 2, "num_epochs": 2}
+
+
+def rmsprop(hyperparams, learning_rate):
+    return optax.rmsprop(learning_rate, eps=hyperparams.adam_eps, eps_in_sqrt=False)
+
+
 MOVES = {
     "reference": ({"algorithm": with_reference(GRPO), "optimizer": "muon"}, {}),
     "off_policy_mask": (
-        {"algorithm": "off_policy_mask", "num_microbatches": 2, "optimizer": "rmsprop"},
+        {"algorithm": "off_policy_mask", "num_microbatches": 2, "optimizer": rmsprop},
         {"kl_target": 1e-6, "adam_eps": 1e-12},
     ),
     "adaptive": ({"algorithm": "kl_cov", "schedule": "adaptive_kl"}, {}),

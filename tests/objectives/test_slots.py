@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from probes import check
+from small import minibatch_gradient
 
 from grpo_jax import GRPO, Config, Hyperparams, make_init, make_train_step, objectives
 from grpo_jax.algorithms import ALGORITHMS, with_reference
@@ -20,7 +21,7 @@ from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.training.train_step import initial_state
 from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.loss import predict
-from grpo_jax.updates.minibatches import minibatch_gradient, shuffled_order
+from grpo_jax.updates.minibatches import shuffled_order
 
 SMALL = {"num_envs": 8, "group_size": 4, "env_params": {"max_steps_in_episode": 16}, "network": MLP((8,))}
 

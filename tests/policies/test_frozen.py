@@ -65,10 +65,10 @@ def without_torso(params):
 @pytest.mark.parametrize(
     "algorithm, fields, hyperparams",
     [
-        (AVERAGED, {}, {"kl_coef": 0.1, "critic_learning_rate": 1e-2}),
+        (AVERAGED, {}, {"kl_coef": 0.1}),
         pytest.param(PPO, {"optimizer": "muon"}, {}, marks=pytest.mark.slow),
     ],
-    ids=["reference_and_critic", "muon"],
+    ids=["reference", "muon"],
 )
 def test_training_is_that_of_a_policy_with_the_frozen_part_as_a_constant(algorithm, fields, hyperparams):
     config = Config("CartPole-v1", algorithm, network=network, **SMALL | fields)
@@ -103,6 +103,3 @@ def test_nothing_to_train_is_an_error():
         check(Config(network=nothing, algorithm="ppo"))
     with pytest.raises(ConfigError, match="trainable fails with TypeError"):
         check(Config(network=functools.partial(network, trainable=lambda: True), algorithm="ppo"))
-    with pytest.raises(ConfigError, match="parameters under a key 'critic'"):
-        actor = functools.partial(network, trainable="network/actor".__eq__)
-        make_init(Config(network=actor, algorithm="ppo"))(jax.random.key(0), Hyperparams(critic_learning_rate=0.1))

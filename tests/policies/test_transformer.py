@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from probes import END, EQUALS, NUM_TOKENS, bits, copy_task
-from small import begin
+from small import begin, minibatch_gradient
 
 from grpo_jax import GRPO, PPO, Config, Sampling, generate
 from grpo_jax.config import behaviour_policy
@@ -20,7 +20,6 @@ from grpo_jax.policies import SamplingHyperparams, Transformer, make_token_polic
 from grpo_jax.policies.distributions import categorical
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.updates.batch import make_batch
-from grpo_jax.updates.minibatches import minibatch_gradient
 
 SMALL = {"width": 16, "num_heads": 4, "num_kv_heads": 2, "num_layers": 1}
 RUN = {

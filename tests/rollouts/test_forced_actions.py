@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from probes import FOREVER, Probe, acted, bits, check, known_params, known_policy, standing
+from small import minibatch_gradient
 
 from grpo_jax import Config, Hyperparams
 from grpo_jax.algorithms import GSPO, OPO, with_reference
@@ -15,7 +16,6 @@ from grpo_jax.objectives import episode_lengths, kl_penalized_reward
 from grpo_jax.policies import MLP
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.updates.batch import make_batch
-from grpo_jax.updates.minibatches import minibatch_gradient
 
 
 class Insisting(Probe):

@@ -76,7 +76,7 @@ SLOW_CHECKS = {
         "len(set(randomised.rollout.environment_params['slip'].reshape(-1, 16)[:, 0].tolist())) == 4",
     ],
     "many_devices.md": ["result.curves()['episode/return_mean'].shape == (4, 8, 10)", "len(policies) == 8"],
-    "optimizers.md": ["metrics['optim/learning_rate'] == metrics['optim/critic_learning_rate'] == 0"],
+    "optimizers.md": ["metrics['optim/learning_rate'] == 0"],
     "own_loop.md": ["returns[-10:].mean() > 0.9"],
     "playing.md": ["Path('episode.gif').read_bytes().startswith(b'GIF8')"],
     "tokens.md": ["answers.correct.shape == (4, 8)", "metrics['episode/count'] == 16", "trained.steps[-1].max() > 0"],
@@ -112,9 +112,9 @@ def test_the_metrics_of_a_run_are_those_described():
     adaptive = adaptive._replace(kl_controller=controller, entropy_controller=of_entropy)
     adaptive = adaptive._replace(hyperparams=objectives.EntropyHyperparams)
     keys = {SAMPLED, GREEDY, "environment/invalid_resets", "episode/cut_fraction"}  # of some environments
-    for algorithm, hyperparams in ((adaptive, Hyperparams()), (grpo_jax.PPO, Hyperparams(critic_learning_rate=1e-3))):
+    for algorithm in (adaptive, grpo_jax.PPO):
         config = Config(algorithm=algorithm, num_envs=8, num_minibatches=2)
-        state = jax.eval_shape(make_init(config), jax.random.key(0), hyperparams)
+        state = jax.eval_shape(make_init(config), jax.random.key(0), Hyperparams())
         keys |= jax.eval_shape(make_train_step(config), state)[1].keys()
     _, _, section = PAGES["long_runs.md"].partition("## The lines of metrics.jsonl")
     assert set(re.findall(r"`(\w+/\w+)`", section)) == keys

@@ -36,7 +36,7 @@ FIELDS = {
     | {"network": MLP((8, 8), recurrent="mingru", recurrent_size=4)},
     "adamw": {"environment": Probe(), "algorithm": "ppo", "num_envs": 4, "num_steps": 6, "optimizer": "adamw"},
 }
-OPTIMIZER = {"adamw": {"weight_decay": 0.5, "critic_learning_rate": 5e-3}}
+OPTIMIZER = {"adamw": {"weight_decay": 0.5}}
 
 
 @pytest.mark.parametrize(

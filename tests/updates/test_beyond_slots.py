@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from flax import struct
 from probes import Probe, check
+from small import minibatch_gradient
 
 from grpo_jax import GRPO, PPO, Config, Hyperparams, make_train_step
 from grpo_jax.errors import ConfigError
-from grpo_jax.objectives import group_centered, mean_over_steps, outcome, tuned, whiten
+from grpo_jax.objectives import group_centered, mean_over_steps, outcome, whiten, with_hyperparams
 from grpo_jax.policies import make_pure_policy
 from grpo_jax.rollouts.collect import collect
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.training.train_step import initial_state
 from grpo_jax.updates.batch import make_batch
-from grpo_jax.updates.minibatches import minibatch_gradient
 
 SMALL = {"num_envs": 8, "group_size": 4, "num_minibatches": 1}
 
@@ -70,7 +70,8 @@ def test_a_penalty_may_be_any_loss_of_features_and_parameters():
     def auxiliary(prediction, batch, *, auxiliary_coef):
         return auxiliary_coef * (prediction.features @ prediction.params["network"]["head"] - 1.0) ** 2
 
-    slots = {"penalties": (tuned(auxiliary, "auxiliary_coef"),), "surrogate": lambda log_ratio, *_: 0.0 * log_ratio}
+    penalties = (with_hyperparams(auxiliary, "auxiliary_coef"),)
+    slots = {"penalties": penalties, "surrogate": lambda log_ratio, *_: 0.0 * log_ratio}
     config, state, _, batch = rolled_out(environment=Probe(), algorithm=GRPO._replace(**slots), network=network)
     everything = jnp.arange(batch.mask.shape[1])
     total, _, gradient = jax.jit(
@@ -86,42 +87,16 @@ def test_a_penalty_may_be_any_loss_of_features_and_parameters():
     assert gradient["network"]["body"].any() and not gradient["network"]["actor"].any()
 
 
-def test_a_network_without_features_has_an_error_that_says_so():
-    def auxiliary(prediction, batch, hyperparams):
-        return prediction.features[..., 0]
-
-    def without(observation, distribution, critic):
-        return network(observation, distribution, critic)._replace(features=None)
-
-    with pytest.raises(ConfigError, match="do not fit: this policy.*has no features; give make_pure_policy features="):
-        check(Config(environment=Probe(), algorithm=GRPO._replace(penalties=(auxiliary,)), network=without, **SMALL))
-
-
 @pytest.mark.parametrize("plan", ["cpu", "gpu"])
 def test_rollouts_keep_entries_of_the_info(plan):
     seen = {"environment": Reporting(), "extras": ("age",)}
     _, _, trajectory, batch = rolled_out(**seen, execution_plan=plan)
+    assert rolled_out(environment=Reporting())[2].extras is None, "nothing is kept unless asked"
     assert trajectory.extras["age"].shape == trajectory.reward.shape == (3, 8)
     valid = np.asarray(trajectory.valid)
     assert (np.asarray(trajectory.extras["age"])[valid] == np.asarray(trajectory.episode_length)[valid]).all()
     mask, age = np.asarray(batch.mask), np.asarray(batch.observation[..., 0])
     assert np.array_equal(np.asarray(batch.extras["age"])[mask], age[mask] + 1)
-
-
-def test_nothing_more_is_kept_unless_asked():
-    assert rolled_out(environment=Reporting())[2].extras is None
-
-
-def test_an_entry_that_the_info_lacks_is_an_error():
-    with pytest.raises(ConfigError, match="extras: the info of 'Probe' has no 'ages': did you mean 'age'"):
-        check(Config(environment=Reporting(), extras=("ages",), **SMALL))
-
-
-def test_a_slot_reads_what_is_kept():
-    def of_age(prediction, batch, hyperparams):
-        return batch.extras["age"] * prediction.log_prob
-
-    check(Config(environment=Reporting(), extras=("age",), algorithm=GRPO._replace(penalties=(of_age,)), **SMALL))
 
 
 # --- hyperparameters in every slot -----------------------------------------------------------------------------------
@@ -132,7 +107,7 @@ def powered(scores, *, power):
 
 
 def test_the_formula_of_an_outcome_may_be_tuned():
-    slots = {"advantage": outcome(tuned(powered, "power"))}
+    slots = {"advantage": outcome(with_hyperparams(powered, "power"))}
     _, _, trajectory, batch = rolled_out(
         environment=Probe(), env_params={"bonus": 1.0}, algorithm=GRPO._replace(**slots)
     )
@@ -167,7 +142,7 @@ def test_any_slot_may_be_tuned():
     @jax.jit
     def gradients(params):
         return {
-            slot: [gradient(params, slot, f) for f in (tuned(function, "power"), constant(slot, function))]
+            slot: [gradient(params, slot, f) for f in (with_hyperparams(function, "power"), constant(slot, function))]
             for slot, function in TUNED.items()
         }
 
@@ -187,13 +162,6 @@ def constant(slot, function):
     return untuned
 
 
-def test_a_hyperparameter_that_is_missing_is_named():
-    config = Config(environment=Probe(), algorithm=GRPO._replace(advantage=outcome(tuned(powered, "power"))), **SMALL)
-    with pytest.raises(ConfigError, match=r"tuned\(powered, \"power\"\) needs the hyperparameter .power., which H"):
-        check(config)
-    check(dataclasses.replace(config), OwnHyperparams())
-
-
 def rewarded(trajectory, batch, hyperparams):
     reward = jnp.sum(trajectory.reward, where=trajectory.valid)
     return {"mine/reward": reward, "mine/samples": jnp.sum(batch.mask), "mine/discount": hyperparams.discount}
@@ -205,7 +173,7 @@ def test_own_metrics_join_the_others_and_change_nothing(algorithm):
         return {"mine/power": power, "mine/true": True}
 
     base = Config(environment=Probe(), algorithm=algorithm, num_steps=3 if algorithm is PPO else None, **SMALL)
-    own = dataclasses.replace(base, algorithm=algorithm._replace(metrics=(rewarded, tuned(cubed, "power"))))
+    own = dataclasses.replace(base, algorithm=algorithm._replace(metrics=(rewarded, with_hyperparams(cubed, "power"))))
     check(own, OwnHyperparams())
     state = initial_state(base, jax.random.key(0), OwnHyperparams())
     (before, known), (after, metrics) = (jax.jit(make_train_step(config))(state) for config in (base, own))
@@ -221,31 +189,50 @@ def test_own_metrics_join_the_others_and_change_nothing(algorithm):
     }
 
 
-@pytest.mark.parametrize(
-    "given, answer",
-    [
-        (lambda trajectory, batch, hyperparams: trajectory.reward.mean(), "metrics=.*gives .*; return a dict such as"),
-        (lambda *_: {"loss": 1.0}, "the name 'loss'; use a prefix of your own"),
-        (lambda *_: {"evaluation/return": 1.0}, "the name 'evaluation/return'"),
-        (lambda *_: {"setting/discount": 1.0}, "the name 'setting/discount'"),
-        (lambda *_: {"policy/entropy": 1.0}, "another metric has this name"),
-        (lambda trajectory, *_: {"mine/reward": trajectory.reward}, r"float32\[3, 8\]; return a scalar"),
-        (lambda *_: {"mine/word": "much"}, "'much'; return a scalar"),
-        (lambda *_: {"mine/none": None}, "None; return a scalar"),
-        (lambda trajectory: {}, r"fills the slot metrics, which is called as f\(trajectory, batch, hyperparams\)"),
-    ],
-)
-def test_a_metric_that_cannot_be_recorded_names_its_function(given, answer):
-    with pytest.raises(ConfigError, match=answer):
-        check(Config(environment=Probe(), algorithm=GRPO._replace(metrics=(given,)), **SMALL))
+# --- refusals ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("metrics", [rewarded, (3,)])
-def test_own_metrics_are_a_tuple_of_functions(metrics):
-    with pytest.raises(ConfigError, match=r"is no tuple of functions; write metrics=\(f,\)"):
-        check(Config(environment=Probe(), algorithm=GRPO._replace(metrics=metrics), **SMALL))
+def auxiliary(prediction, batch, hyperparams):
+    return prediction.features[..., 0]
 
 
-def test_two_own_metrics_of_one_name_are_refused():
-    with pytest.raises(ConfigError, match="rewarded gives 'mine/reward', but another metric has this name"):
-        check(Config(environment=Probe(), algorithm=GRPO._replace(metrics=(rewarded, rewarded)), **SMALL))
+def without_features(observation, distribution, critic):
+    return network(observation, distribution, critic)._replace(features=None)
+
+
+def giving(metrics):
+    return {"algorithm": GRPO._replace(metrics=(lambda *_: metrics,))}
+
+
+MISSING = GRPO._replace(advantage=outcome(with_hyperparams(powered, "power")))
+REFUSED = [
+    (
+        {"algorithm": GRPO._replace(penalties=(auxiliary,)), "network": without_features},
+        "do not fit: this policy.*has no features; give make_pure_policy features=",
+    ),
+    ({"environment": Reporting(), "extras": ("ages",)}, "extras: the info of 'Probe' has no 'ages': did you mean"),
+    ({"algorithm": MISSING}, r"with_hyperparams\(powered, \"power\"\) needs the hyperparameter .power., which H"),
+    ({"algorithm": GRPO._replace(metrics=rewarded)}, r"is no tuple of functions; write metrics=\(f,\)"),
+    ({"algorithm": GRPO._replace(metrics=(rewarded, rewarded))}, "rewarded gives 'mine/reward', but another metric"),
+    ({"algorithm": GRPO._replace(metrics=(lambda trajectory: {},))}, r"fills the slot metrics, which is called as f\("),
+    (giving(3.0), "metrics=.*gives float; return a dict such as"),
+    (giving({"loss": 1.0}), "the name 'loss'; use a prefix of your own"),
+    (giving({"setting/discount": 1.0}), "the name 'setting/discount'"),
+    (giving({"policy/entropy": 1.0}), "another metric has this name"),
+    (giving({"mine/rewards": jnp.zeros(3)}), r"float32\[3\]; return a scalar"),
+    (giving({"mine/word": "much"}), "'much'; return a scalar"),
+]
+
+
+@pytest.mark.parametrize("fields, message", REFUSED)
+def test_what_slots_cannot_do_is_refused(fields, message):
+    with pytest.raises(ConfigError, match=message):
+        check(Config(**{"environment": Probe()} | SMALL | fields))
+
+
+def test_a_hyperparameter_of_a_subclass_and_an_entry_of_the_info_are_read():
+    def of_age(prediction, batch, hyperparams):
+        return batch.extras["age"] * prediction.log_prob
+
+    algorithm = MISSING._replace(penalties=(of_age,))
+    check(Config(environment=Reporting(), extras=("age",), algorithm=algorithm, **SMALL), OwnHyperparams())

@@ -19,7 +19,7 @@ from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.epochs import update_epochs
 from grpo_jax.updates.minibatches import shuffled_order
 from grpo_jax.updates.optimizers import make_optimizer
-from grpo_jax.updates.schedules import learning_rates
+from grpo_jax.updates.schedules import scheduled_rate
 
 probe = make_environment(Probe(), {"bonus": 0.5, "max_steps_in_episode": 4})
 LIFETIMES = [1, FOREVER, 2, 3, 2, 1, FOREVER, FOREVER]
@@ -47,7 +47,7 @@ def batch_of(rollout, algorithm):
 @functools.partial(jax.jit, static_argnames=("algorithm", "num_minibatches", "num_microbatches"))
 def learn(rollout, key, algorithm=GRPO, num_minibatches=4, num_microbatches=2, scale=None):
     """Two epochs; `scale` multiplies the advantages."""
-    optimizer = make_optimizer("adam", HYPERPARAMS, learning_rates("linear", HYPERPARAMS, 0.0))
+    optimizer = make_optimizer("adam", HYPERPARAMS, scheduled_rate("linear", HYPERPARAMS, 0.0))
     batch = batch_of(rollout, algorithm)
     if scale is not None:
         batch = batch.replace(advantage=batch.advantage * scale.reshape(1, -1))

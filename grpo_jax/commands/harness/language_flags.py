@@ -62,7 +62,7 @@ class Arguments(StudyArguments):
     schedule: str = "constant"
     """Learning rate over training: constant, linear or cosine."""
     optimizer: str = "adam"
-    """Optimiser: adam, adamw, sgd, rmsprop, muon, or package.module:name."""
+    """Optimiser: adam, adamw, sgd, muon, or package.module:name."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of activations and of the cache."""
     lora_rank: Count | None = None
