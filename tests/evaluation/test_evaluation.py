@@ -30,8 +30,7 @@ def probe():
 
 @pytest.fixture(scope="module")
 def sampled(probe):
-    config, _ = probe
-    return jax.jit(lambda state, key: evaluate(config, state, key, num_episodes=NUM_EPISODES))
+    return jax.jit(lambda state, key: evaluate(probe[0], state, key, num_episodes=NUM_EPISODES))
 
 
 def test_greedy_episodes_have_the_known_return(probe):
@@ -51,15 +50,12 @@ def test_greedy_episodes_have_the_known_return(probe):
 def test_every_environment_has_equally_many_episodes(probe):
     """Also where episodes times environments are more than 2^31."""
     num_envs = 50_000
-    limits = {"max_steps_in_episode": 1}
-    config = small_config("grpo", Probe(), num_envs=num_envs, network=MLP(()), env_params=limits)
-    _, state = probe
-    bonus = np.arange(num_envs, dtype=np.float32)
+    config = small_config("grpo", Probe(), num_envs=num_envs, network=MLP(()), env_params={"max_steps_in_episode": 1})
+    bonus, state = np.arange(num_envs, dtype=np.float32), probe[1]
     params = {"bonus": bonus, "lifetime": np.full(num_envs, FOREVER), "nan_below": np.full(num_envs, -1.0)}
     state = state.replace(rollout=state.rollout._replace(environment_params=params))
     play = jax.jit(lambda state: evaluate(config, state, jax.random.key(0), num_episodes=num_envs, greedy=True))
-    result = play(state)
-    assert np.array_equal(result.returns, 1 + bonus)
+    assert np.array_equal(play(state).returns, 1 + bonus)
 
 
 def test_sampled_episodes_have_it_in_the_mean(probe, sampled):
@@ -97,22 +93,8 @@ def test_recorded_episodes_are_whole_and_no_longer(probe):
 
 def test_recorded_episodes_come_in_chunks(probe, monkeypatch):
     monkeypatch.setattr(episodes, "CHUNK", 3)
-    config, state = probe
-    chunks = list(record_episodes(config, state, jax.random.key(0)))
-    assert [len(steps.returns) for steps in chunks] == [3, 3]
-    assert np.concatenate([steps.lengths for steps in chunks])[:, 0].tolist() == list(range(LIFETIME + 1))
-
-
-def test_a_second_call_compiles_nothing(probe):
-    config, state = probe
-    traces = []
-    config = dataclasses.replace(config, environment=Counting(traces))
-    for _ in range(2):
-        for greedy in (False, True):
-            evaluate(config, state, jax.random.key(1), num_episodes=4, greedy=greedy)
-        list(record_episodes(config, state, jax.random.key(1)))
-        traces.append(None)
-    assert traces.index(None) == len(traces) - 2 > 0
+    chunks = list(record_episodes(*probe, jax.random.key(0)))
+    assert [steps.lengths[:, 0].tolist() for steps in chunks] == [[0, 1, 2], [3, 4, 5]]
 
 
 class Counting(Probe):
@@ -124,3 +106,13 @@ class Counting(Probe):
     def step_env(self, key, state, action, params):
         self.traces.append("step")
         return super().step_env(key, state, action, params)
+
+
+def test_a_second_call_compiles_nothing(probe):
+    traces = []
+    config = dataclasses.replace(probe[0], environment=Counting(traces))
+    for _ in range(2):
+        evaluate(config, probe[1], jax.random.key(1), num_episodes=4)
+        list(record_episodes(config, probe[1], jax.random.key(1)))
+        traces.append(None)
+    assert traces.index(None) == len(traces) - 2 > 0

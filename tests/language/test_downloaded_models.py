@@ -1,19 +1,22 @@
-"""Model folders from anyone: no file leads out of them, templates stay in the sandbox, headers are bounded."""
+"""Model folders from anyone: the logits of a NumPy model, no way out of the folder, and what is wrong is refused."""
 
 import json
 import math
 import os
 import shutil
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from language_models import CHAT, make_model
+from language_models import CHAT, make_model, numpy_forward
 from safetensors.numpy import load_file, save_file
 
 from grpo_jax.errors import ConfigError
-from grpo_jax.language import ChatTemplate, load_model, load_params, load_tokenizer, save_trained
+from grpo_jax.language import ChatTemplate, load_architecture, load_model, load_params, load_tokenizer, save_trained
 from grpo_jax.language.folder import file_in
 from grpo_jax.language.weights import load_scorer_params
+from grpo_jax.policies import categorical, make_token_policy
 
 CONFIG, ABOUT, INDEX = "config.json", "tokenizer_config.json", "model.safetensors.index.json"
 
@@ -61,26 +64,22 @@ def test_links_within_the_folder_and_the_cache_of_hugging_face_are_followed(fold
         load_model(snapshot)
 
 
-def test_a_link_out_of_the_folder_is_not_copied_to_a_trained_model(folder, tmp_path):
-    model, params = load_model(folder), load_params(folder)
-    (tmp_path / "secret").write_text("secret")
-    (folder / "merges.txt").symlink_to("../secret")
-    with pytest.raises(ConfigError, match="merges.txt leads out of the model's folder"):
-        save_trained(tmp_path / "trained", model, params)
-    assert "secret" not in [path.read_text() for path in (tmp_path / "trained").glob("*.txt")]
-
-
-def test_what_is_no_file_is_refused(folder):
+def test_what_is_no_file_or_leads_out_is_not_copied_to_a_trained_model(folder, tmp_path):
     (folder / "merges.txt").mkdir()
     os.mkfifo(folder / "vocab.json")
     (folder / "added_tokens.json").symlink_to("added_tokens.json")
-    for name, said in (
-        ("merges.txt", "is not a file"),
-        ("vocab.json", "is not a file"),
-        ("added_tokens.json", "loop|levels of"),
-    ):
-        with pytest.raises(ConfigError, match=said):
+    for name in ("merges.txt", "vocab.json", "added_tokens.json"):
+        with pytest.raises(ConfigError, match="is not a file|loop|levels of"):
             file_in(folder, name)
+    (tmp_path / "secret").write_text("secret")
+    (folder / "merges.txt").rmdir()
+    (folder / "merges.txt").symlink_to("../secret")
+    model, params = load_model(folder), load_params(folder)
+    for path in (folder / "vocab.json", folder / "added_tokens.json"):
+        path.unlink()
+    with pytest.raises(ConfigError, match="merges.txt leads out of the model's folder"):
+        save_trained(tmp_path / "trained", model, params)
+    assert "secret" not in [path.read_text() for path in (tmp_path / "trained").glob("*.txt")]
 
 
 SOURCES = [
@@ -102,13 +101,6 @@ def test_templates_stay_in_the_sandbox():
         except ConfigError as error:
             assert "chat template refuses" in str(error)
         assert messages == [{"role": "user", "content": "x"}]
-
-
-def test_a_tokenizer_without_tokens_has_its_end_token(folder):
-    path = folder / "tokenizer.json"
-    contents = json.loads(path.read_text())
-    path.write_text(json.dumps(contents | {"added_tokens": [], "model": contents["model"] | {"vocab": {}}}))
-    assert load_tokenizer(folder).num_tokens == 1
 
 
 def change(folder, name, changes):
@@ -173,9 +165,9 @@ WRONG = [
     (INDEX, ["[1]", "{"], load_params, "index.json cannot be read"),
 ]
 NOT_NUMBERS = "16", [1], True, math.nan, math.inf, -1, 0, 10**400
-SIZES = "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "num_key_value_heads", "head_dim"
+FIELDS = "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "num_key_value_heads", "head_dim"
 DAMAGED = {
-    **dict.fromkeys((*SIZES, "intermediate_size", "max_position_embeddings"), (1.5, 16.0, 10**9 + 0.5, *NOT_NUMBERS)),
+    **dict.fromkeys((*FIELDS, "intermediate_size", "max_position_embeddings"), (1.5, 16.0, 10**9 + 0.5, *NOT_NUMBERS)),
     **{"rope_theta": NOT_NUMBERS, "rms_norm_eps": NOT_NUMBERS, "rope_parameters": (3, [], "x")},
     **{"model_type": (3, [], {}), "eos_token_id": ("x", 1.5, ["x"], {}, True), "layer_types": ("x", [1])},
 }
@@ -202,6 +194,11 @@ def test_a_folder_without_an_end_token_is_refused(folder):
     for name in ("generation_config.json", ABOUT):
         change(folder, name, None)
     assert load_tokenizer(folder).end_tokens == (0,)
+    contents = json.loads((folder / "tokenizer.json").read_text())
+    none = {"added_tokens": [], "model": contents["model"] | {"vocab": {}}}
+    change(folder, "tokenizer.json", none)
+    assert load_tokenizer(folder).num_tokens == 1, "the end token"
+    change(folder, "tokenizer.json", contents)
     change(folder, CONFIG, {"eos_token_id": None})
     with pytest.raises(ConfigError, match="names no end token, so completions would never end"):
         load_model(folder)
@@ -219,3 +216,42 @@ def test_weights_that_are_no_finite_floats_or_of_another_size_are_named(folder):
             save_file(tensors | {name: array}, folder / "model.safetensors", {"format": "pt"})
             with pytest.raises(ConfigError, match=f"{name}.* {said}"):
                 load(folder)
+
+
+SIZES = {"llama": {"num_layers": 2}, "qwen2": {}, "qwen3": {"head_size": 6}}
+TOKENS = np.array([[3, 1, 4, 10, 5, 9], [2, 6, 0, 7, 7, 1]])
+
+
+def in_shards(folder):
+    """The weights of a folder in bfloat16, in two files."""
+    flax, files, weight_map = pytest.importorskip("safetensors.flax"), ({}, {}), {}
+    for number, (name, tensor) in enumerate(sorted(flax.load_file(folder / "model.safetensors").items())):
+        files[number % 2][name], weight_map[name] = tensor.astype(jnp.bfloat16), f"model-{number % 2}.safetensors"
+    (folder / "model.safetensors").unlink()
+    for number, tensors in enumerate(files):
+        flax.save_file(tensors, folder / f"model-{number}.safetensors")
+    (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+
+
+@pytest.mark.parametrize("model_type", SIZES)
+def test_logits_are_those_of_the_published_architecture(tmp_path, model_type):
+    make_model(tmp_path, model_type, **SIZES[model_type])
+    if model_type == "qwen3":
+        in_shards(tmp_path)
+    architecture, params = load_architecture(tmp_path), load_params(tmp_path)
+    policy = make_token_policy(architecture, categorical(258), max_steps=4)
+    drawn = jax.eval_shape(policy.init, jax.random.key(0))
+    assert jax.eval_shape(lambda: params) == drawn
+
+    @jax.jit
+    def read(params):
+        carry = policy.initial_carry(params, 2, jnp.asarray(TOKENS[:, :2]))
+        return policy.sequence(params, jnp.asarray(TOKENS[:, 2:].T), carry, None)[0]
+
+    def logits(text):
+        features, weights = numpy_forward(tmp_path, text)
+        return features @ weights.get("lm_head.weight", weights["model.embed_tokens.weight"]).T
+
+    expected = np.stack([logits(text)[2:] for text in TOKENS], axis=1)
+    assert expected.std() > 0.5
+    np.testing.assert_allclose(read(params), expected, atol=1e-4)

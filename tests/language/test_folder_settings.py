@@ -1,6 +1,7 @@
 """What a published folder brings along: truncation, padding, special tokens, spaces, ends, chats, dates, variables."""
 
 import datetime
+import functools
 import itertools
 import json
 
@@ -105,51 +106,45 @@ def test_rewards_and_demonstrations_keep_the_first_space(tmp_path):
 TRIM = CHATML.replace("message.content", "message.content | trim")
 ANSWER = {"role": "assistant", "content": "The end"}
 CALL = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]}
-RENDERED = {
-    "answer": (CHATML, [*USER, ANSWER], "<|im_start|>assistant\nThe end"),
-    "a word of the template": (CHATML, [*USER, ANSWER | {"content": "im_end"}], "<|im_start|>assistant\nim_end"),
-    "empty": (CHATML, [*USER, ANSWER | {"content": ""}], "<|im_start|>assistant\n"),
-    "spaces": (CHATML, [*USER, ANSWER | {"content": " a "}], "<|im_start|>assistant\n a "),
-    "trimmed": (TRIM, [*USER, ANSWER | {"content": " a "}], "<|im_start|>assistant\na"),
-    "parts": (CHATML, [{"role": "user", "content": [{"type": "text", "text": t} for t in "12"]}], "user\n12<|im_end|>"),
-    "parts of an answer": (CHATML, [*USER, {"role": "assistant", "content": [{"type": "text", "text": "a"}]}], "\na"),
-    "a call of a tool": (
-        CHATML,
-        [*USER, CALL, {"role": "tool", "content": "5"}],
-        "assistant\n<|im_end|>\n<|im_start|>tool",
-    ),
-}
+RENDERED = [
+    (CHATML, [*USER, ANSWER], "<|im_start|>assistant\nThe end"),
+    (CHATML, [*USER, ANSWER | {"content": "im_end"}], "<|im_start|>assistant\nim_end"),  # a word of the template
+    (CHATML, [*USER, ANSWER | {"content": ""}], "<|im_start|>assistant\n"),
+    (CHATML, [*USER, ANSWER | {"content": " a "}], "<|im_start|>assistant\n a "),
+    (TRIM, [*USER, ANSWER | {"content": " a "}], "<|im_start|>assistant\na"),
+    (CHATML, [{"role": "user", "content": [{"type": "text", "text": t} for t in "12"]}], "user\n12<|im_end|>"),
+    (CHATML, [*USER, ANSWER | {"content": [{"type": "text", "text": "a"}]}], "\na"),
+    (CHATML, [*USER, CALL, {"role": "tool", "content": "5"}], "assistant\n<|im_end|>\n<|im_start|>tool"),
+]
 
 
 def test_chats_are_rendered_as_transformers_does(tmp_path):
-    for case, (template, messages, text) in RENDERED.items():
-        folder = make_model(tmp_path / case, chat_template=None if case == "answer" else template)
-        if case == "answer":
+    for number, (template, messages, text) in enumerate(RENDERED):
+        folder = make_model(tmp_path / str(number), chat_template=template if number else None)
+        if number == 0:
             (folder / "chat_template.jinja").write_text(template)
         tokenizer = load_tokenizer(folder)
         found = tokenizer.backend.decode(tokenizer.encode(messages), skip_special_tokens=False)
-        assert text in found and (messages[-1]["role"] != "assistant" or found.endswith(text)), case
+        assert text in found and (messages[-1]["role"] != "assistant" or found.endswith(text)), messages
 
 
 WRONG_CONTENTS = None, 5, [], [{"type": "image"}], [{"type": "text", "text": None}]
-WRONG_CHATS = {
-    **{f"content {content}": [{"role": "user", "content": content}] for content in WRONG_CONTENTS},
-    **{"role": [{"role": 1, "content": "a"}], "texts": ["a", "b"], "message": {"role": "user", "content": "a"}},
-    **{"bytes": b"a", "none": None, "number alone": 3, "no content": [{"role": "user"}]},
-    "a call at the end": [*USER, CALL],
-}
+WRONG_CHATS = [
+    *([{"role": "user", "content": content}] for content in WRONG_CONTENTS),
+    *([{"role": 1, "content": "a"}], ["a", "b"], {"role": "user", "content": "a"}, None, 3, [{"role": "user"}]),
+]
 
 
 def test_what_is_no_chat_is_refused_wherever_it_is_given(tmp_path):
     tokenizer, path = load_tokenizer(make_model(tmp_path)), tmp_path / "prompts.jsonl"
-    for case, prompt in WRONG_CHATS.items():
+    for prompt in WRONG_CHATS:
+        path.write_text(json.dumps({"prompt": "a"}) + "\n" + json.dumps({"messages": prompt}))
+        with pytest.raises(ConfigError, match="prompts.jsonl, line 2"):
+            read_prompts(path)
+    for prompt in (*WRONG_CHATS, b"a", [*USER, CALL]):
         for give in (tokenizer.encode, lambda chat: encode_prompts(tokenizer, [chat])):
             with pytest.raises(ConfigError):
                 give(prompt)
-        if case not in ("bytes", "a call at the end"):
-            path.write_text(json.dumps({"prompt": "a"}) + "\n" + json.dumps({"messages": prompt}))
-            with pytest.raises(ConfigError, match="prompts.jsonl, line 2"):
-                read_prompts(path)
 
 
 def test_prompts_are_encoded_whatever_they_come_from(tmp_path):
@@ -159,17 +154,13 @@ def test_prompts_are_encoded_whatever_they_come_from(tmp_path):
         tokens = encode_prompts(tokenizer, given)
         assert tokens.tolist() == [[one, two], [-1, three]] and tokens.dtype == np.int32
         assert tokenizer.decode(tokens[1]) == "3"
-    with pytest.raises(ConfigError, match="prompt 1: the prompt has no tokens; write at least one character"):
-        encode_prompts(tokenizer, ["12", ""])
-    for wrong in ("12", {"prompt": "12"}, b"12", 3, [], [3], [""], [None], [USER[0]]):
-        with pytest.raises(ConfigError):
-            encode_prompts(tokenizer, wrong)
-    for wrong in ("12", {"prompt": "12"}, prompts, ["12"], [b"12"], []):
-        with pytest.raises(ConfigError):
-            as_prompts(wrong)
-    for wrong in ([[1, 2]], [1.5], np.zeros((1, 2), int)):
-        with pytest.raises(ConfigError, match="tokens are whole numbers"):
-            tokenizer.decode(wrong)
+    for call, wrong in (
+        *((as_prompts, each) for each in ("12", {"prompt": "12"}, prompts, ["12"], [b"12"], [])),
+        *((tokenizer.decode, each) for each in ([[1, 2]], [1.5], np.zeros((1, 2), int))),
+        *((functools.partial(encode_prompts, tokenizer), each) for each in ("12", b"12", 3, [], [3], [""], [USER[0]])),
+    ):
+        with pytest.raises(ConfigError, match="prompt|tokens are whole numbers"):
+            call(wrong)
 
 
 THINK = CHATML.replace("assistant\n{%", "assistant\n{% if enable_thinking is false %}<think></think>{% endif %}{%", 1)
@@ -220,24 +211,22 @@ def test_the_date_of_a_template_is_fixed_and_named(tmp_path, monkeypatch):
 
 
 SPACED = CHATML.replace("<|im_end|>\n{% endfor", " <|im_end|>\n{% endfor")
-ENDS = {
-    "turn": (CHATML, USER, "2<|im_end|>"),
-    "what the template adds": (SPACED, USER, "2 <|im_end|>"),
-    "begun": (CHATML, [*USER, {"role": "assistant", "content": "1 + 1 ="}], "2<|im_end|>"),
-    "no turn": ("{{ messages[-1].content }}", USER, "2\x07"),
-    "no prefix": (CHATML.replace("<|im_start|>assistant", "<|im_start|>A"), USER, "2<|im_end|>"),
-    "text": (CHATML, "1", "2\x07"),
-}
+ENDS = [
+    *((CHATML, USER, "2<|im_end|>"), (SPACED, USER, "2 <|im_end|>"), (CHATML, "1", "2\x07")),
+    (CHATML, [*USER, {"role": "assistant", "content": "1 + 1 ="}], "2<|im_end|>"),
+    ("{{ messages[-1].content }}", USER, "2\x07"),  # which writes no end
+    (CHATML.replace("<|im_start|>assistant", "<|im_start|>A"), USER, "2<|im_end|>"),  # the prompt is no prefix
+]
 
 
 def test_a_demonstration_ends_as_the_template_ends_a_turn(tmp_path):
     bell = make_tokenizer().encode("\x07").ids
-    for case, (template, prompt, expected) in ENDS.items():
+    for template, prompt, expected in ENDS:
         folder = make_model(tmp_path, chat_template=template)
         (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [*bell, 0]}))
         model, rows = load_model(folder), [{"prompt": prompt, "completion": "2"}]
         completion = demonstration_tokens(make_task(model, rows), as_prompts(rows))[1][0]
-        assert completion.tolist() == make_tokenizer().encode(expected).ids, case
+        assert completion.tolist() == make_tokenizer().encode(expected).ids
         for wrong in ({"completion": 5}, {}):
             with pytest.raises(ConfigError, match="prompt 0: the completion is (5|None); write a text"):
                 demonstration_tokens(make_task(model, rows), as_prompts([{"prompt": prompt, **wrong}]))

@@ -1,4 +1,4 @@
-"""Language tasks: prompts as tokens, their environment, rewards called by compiled programs, saved folders."""
+"""Language tasks: their environment, rewards called by compiled programs, stop strings."""
 
 import dataclasses
 import functools
@@ -25,6 +25,7 @@ from grpo_jax.language import (
     sample_completions,
     save_model,
 )
+from grpo_jax.language.tokenizer import _token_bytes, stop_moves
 from grpo_jax.policies import Transformer, categorical, make_token_policy
 from grpo_jax.recording.identity import check_same, identity
 
@@ -71,25 +72,23 @@ def test_embeddings_without_a_token_are_never_sampled(tmp_path):
     save_model(tmp_path, architecture, params, make_tokenizer(), end_token="<|im_end|>", context=64)
     task = make_task(load_model(tmp_path))
     assert (task.model.vocab_size, task.model.num_tokens, task.model.architecture.vocab_size) == (300, 258, 300)
-    env = language_environment(task)
-    assert env.action_space.num_actions == 258
+    assert language_environment(task).action_space.num_actions == 258
 
-    def run(num_tokens):
+    def logits(num_tokens):
         policy = make_token_policy(task.model.architecture, categorical(num_tokens), max_steps=2)
 
         @jax.jit
-        def logits(params):
-            tokens, is_first = jnp.array([[1], [2]]), jnp.zeros((2, 1), bool)
-            carry = policy.initial_carry(params, 1, jnp.array([[3]]))
-            inputs = params, tokens, policy.sequence_carry(carry), is_first
-            return policy.step(params, tokens[0], carry)[0], policy.sequence(*inputs)[0]
+        def read(params):
+            tokens, carry = jnp.array([[1], [2]]), policy.initial_carry(params, 1, jnp.array([[3]]))
+            whole = policy.sequence(params, tokens, policy.sequence_carry(carry), jnp.zeros((2, 1), bool))[0]
+            return policy.step(params, tokens[0], carry)[0], whole
 
-        return logits(params)
+        return read(params)
 
-    for ours, all_of_them in zip(run(258), run(300), strict=True):
+    for ours, all_of_them in zip(logits(258), logits(300), strict=True):
         np.testing.assert_array_equal(ours, all_of_them[..., :258])
     with pytest.raises(ConfigError, match="vocab_size=300, but the task has 301 tokens"):
-        make_token_policy(task.model.architecture, categorical(301), max_steps=2)
+        logits(301)
 
 
 def test_an_episode_is_a_completion(model):
@@ -98,11 +97,11 @@ def test_an_episode_is_a_completion(model):
     keys, params = jax.random.split(jax.random.key(0), 16), dict(env.params)
     reset, step = jax.jit(jax.vmap(env.reset, in_axes=(0, None))), jax.jit(env.step)
     states, observations = jax.device_get(reset(keys, params | {"held_out": np.int32(1)}))
+    state = jax.tree.map(lambda leaf: leaf[0], states)
     assert set(states.problem) == {2} and set(observations) == {task.tokens[2, -1]}
-    assert env.prompt(jax.tree.map(lambda leaf: leaf[0], states), params).tolist() == [-1, -1]
+    assert env.prompt(state, params).tolist() == [-1, -1]
     states, observations = jax.device_get(reset(keys, params))
     assert set(states.problem) == {0, 1} and (observations == task.tokens[states.problem, -1]).all()
-    state = jax.tree.map(lambda leaf: leaf[0], states)
     for action in (5, 6, 7):
         moved = step(keys[0], state, action, params)
         assert not (moved.terminated or moved.truncated) and moved.observation == action
@@ -112,8 +111,7 @@ def test_an_episode_is_a_completion(model):
     assert ended.terminated and not ended.truncated and ended.state.tokens.tolist() == [5, 6, 7, END]
     several = model._replace(tokenizer=Tokenizer(model.tokenizer.backend, [7, 9, END]))
     step = jax.jit(jax.vmap(language_environment(make_task(several)).step, in_axes=(None, None, 0, None)))
-    ends = step(keys[0], state, jnp.array([7, 8, 9, END]), params).terminated
-    assert ends.tolist() == [True, False, True, True]
+    assert step(keys[0], state, jnp.array([7, 8, 9, END]), params).terminated.tolist() == [True, False, True, True]
 
 
 def outcome(task):
@@ -125,38 +123,38 @@ def outcome(task):
     return jax.block_until_ready(jax.jit(env.outcome)(states, params))
 
 
-def test_rewards_are_one_call_for_all_completions(model):
+def test_rewards_are_one_call_for_all_completions(model, caplog):
+    """Whose error leaves a compiled program as it is."""
     calls = []
-    counted = Reward(
-        "counted", lambda completions: calls.append(completions) or [len(text) for text in completions], 2.0
-    )
-    rewards = counted, Reward("brief", lambda completions: [-1] * len(completions), 0.5)
+    counted = lambda completions: calls.append(completions) or [len(text) for text in completions]  # noqa: E731
+    rewards = Reward("counted", counted, 2.0), Reward("brief", lambda completions: [-1] * len(completions), 0.5)
     parts = outcome(make_task(model, rewards=rewards))
     assert parts.values.tolist() == [[2, -1], [1, -1], [0, -1]] and parts.weights.tolist() == [[2, 0.5]] * 3
     assert calls == [["aa", "a", ""]]
+    wrong = make_task(model, rewards=(Reward("wrong", lambda completions: [0.0, None, 0.0]),))
+    with pytest.raises(RewardError, match="no reward applies to the completion 'a', as wrong returned"), host_errors():
+        outcome(wrong)
+    with pytest.raises(ZeroDivisionError), host_errors():
+        1 / 0  # noqa: B018
+    assert not caplog.records, "JAX prints no traceback"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("axis", ["envs", "model"])
 def test_a_model_on_two_devices_is_as_on_one(model, axis):
     """Rewards are a call of the host, which gets the completions of all devices."""
-    task = make_task(model)
     settings = {"num_envs": 8, "group_size": 4, "num_epochs": 1, "num_minibatches": 2, "logits_chunk": 16}
-    architecture = task.model.architecture
-    config = Config(environment=language_environment(task), algorithm="grpo", network=architecture, **settings)
+    config = Config(environment=language_environment(make_task(model)), network=model.architecture, **settings)
     one, two = (
         run(config, Hyperparams(num_iterations=2), jax.random.split(jax.random.key(0), 1), mesh=mesh)
         for mesh in (make_mesh(seeds=1, devices=jax.devices()[:1]), make_mesh(seeds=1, **{axis: 2}))
     )
-    for a, b in zip(jax.tree.leaves(one.states.params), jax.tree.leaves(two.states.params), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-4)
-    for name, values in one.metrics.items():
-        np.testing.assert_allclose(values, two.metrics[name], atol=1e-4, rtol=1e-4, err_msg=name)
+    for a, b in zip(*(jax.tree.leaves((each.states.params, each.metrics)) for each in (one, two)), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-4)
 
 
 def test_steps_are_paid_by_the_tokens_that_end_them(model):
     """A token is a byte; the last one is the end token, which has no text."""
-
     by_line = Reward("by_line", lambda completions: [[(2, 1), (len(text), 0.5)] for text in completions])
     rewards = by_line, Reward("lengths", lengths)
     task = make_task(model, rewards=rewards, max_completion=6, process_rewards=True)
@@ -180,7 +178,6 @@ def test_steps_are_paid_by_the_tokens_that_end_them(model):
 @pytest.mark.parametrize("process_rewards", [False, True])
 def test_a_reward_of_none_counts_in_no_mean_and_no_deviation(model, process_rewards):
     """The first is 1 wherever it applies, and the second always, so there is nothing to learn."""
-
     odd = Reward("odd", lambda completion_ids: [1.0 if ids[0] % 2 else None for ids in completion_ids])
     rewards = odd, Reward("one", lambda completions: [1.0] * len(completions))
     task = make_task(model, rewards=rewards, max_completion=2, process_rewards=process_rewards)
@@ -225,18 +222,10 @@ def test_time_goes_to_rollouts_rewards_and_updates(model, monkeypatch):
     assert set(task.times.take().values()) == {0.0}
 
 
-def test_the_error_of_a_reward_leaves_a_compiled_program_as_it_is(model, caplog):
-    task = make_task(model, rewards=(Reward("wrong", lambda completions: [0.0, None, 0.0]),))
-    with pytest.raises(RewardError, match="no reward applies to the completion 'a', as wrong returned None"):
-        with host_errors():
-            outcome(task)
-    assert not caplog.records, "JAX prints no traceback"
-    with pytest.raises(ZeroDivisionError), host_errors():
-        1 / 0  # noqa: B018
-
-
 def test_what_does_not_fit_the_model_is_named(model):
     smaller = model._replace(architecture=dataclasses.replace(model.architecture, vocab_size=20))
+    spaces = make_tokenizer()
+    spaces.decoder = pytest.importorskip("tokenizers").decoders.Metaspace()
     rows, long = [{"prompt": "1"}], [{"prompt": "1"}, {"prompt": "1" * 61}]
     for changes, message in (
         ({"rows": long}, "prompt 1: the prompt has 61 tokens, and 65 with .* context of 64; shorten"),
@@ -245,6 +234,57 @@ def test_what_does_not_fit_the_model_is_named(model):
         ({"held_out": as_prompts(rows)}, "held-out prompts have the fields .*answer"),
         ({"max_completion": 0}, "max_completion=0 is not a positive integer"),
         ({"model": smaller}, "the tokenizer has the token .* but the model only vocab_size=20"),
+        *(({"stop_strings": wrong}, "must be texts that are not empty") for wrong in ("text", ("a", ""))),
+        ({"model": model._replace(tokenizer=Tokenizer(spaces, [0])), "stop_strings": ("a",)}, "a tokenizer of bytes"),
     ):
         with pytest.raises(ConfigError, match=message):
             make_task(**{"model": model} | changes)
+
+
+STRINGS = "abab", "</a>", "aé", "\n\n", "aab"
+
+
+def merging_tokenizer():
+    """Tokens of one to four bytes, which may begin or end within a stop string or within a letter."""
+    made, byte = make_tokenizer(), make_tokenizer().get_vocab()
+    merges = [tuple(pair) for pair in map(str.split, "a b,ab a,b a,< /,</ a,> a,Ċ Ċ,a Ã,a a,ab ab,© b".split(","))]
+    vocabulary = byte | {first + second: len(byte) + i for i, (first, second) in enumerate(merges)}
+    made.model = type(made.model)(vocabulary, merges)
+    return Tokenizer(made, [END])
+
+
+def test_a_string_is_found_where_the_text_first_contains_it():
+    """Against the text of each prefix, in 300 random completions; special tokens add nothing to it."""
+    tokenizer = merging_tokenizer()
+    moves, lengths = stop_moves(STRINGS, tokenizer, tokenizer.num_tokens)
+    assert lengths.tolist() == [4, 4, 3, 2, 3]
+    token_bytes = _token_bytes(tokenizer, tokenizer.num_tokens)
+    letters = [i for i, each in enumerate(token_bytes) if set(each) <= set("abé</>\n".encode())]
+    num_found = 0
+    for tokens in np.random.default_rng(0).choice(letters, size=(300, 12)):
+        found = np.zeros(len(STRINGS), int)
+        for end, token in enumerate(tokens, start=1):
+            found = moves[np.arange(len(STRINGS)), found, token]
+            text = tokenizer.decode(tokens[:end])
+            assert (found == lengths).tolist() == [string in text for string in STRINGS], (text, end)
+        num_found += (found == lengths).sum()
+    assert num_found > 100
+
+
+def test_an_episode_ends_with_the_string(model):
+    task = make_task(model, max_completion=6, stop_strings=("bc", "never"))
+    encode, environment = model.tokenizer.encode_part, language_environment(task)
+
+    def play(tokens):
+        def step(state, token):
+            moved = environment.step(None, state, token, environment.params)
+            return moved.state, (moved.terminated, moved.truncated)
+
+        return jax.lax.scan(step, environment.reset(jax.random.key(0), environment.params)[0], tokens)[1]
+
+    texts = "abbcde", "abcbca", "xyzxyz"
+    terminated, truncated = jax.jit(jax.vmap(play))(jnp.array([encode(text) for text in texts]))
+    assert [np.flatnonzero(row).tolist() for row in np.asarray(terminated)] == [[3, 4, 5], [2, 3, 4, 5], []]
+    assert truncated[2].tolist() == [False] * 5 + [True]
+    assert task.is_cut(np.array([encode("xxxxbc"), encode("xyzxyz"), [*encode("x"), *[-1] * 5]])).tolist() == [0, 1, 0]
+    assert task.digest != make_task(model, max_completion=6).digest

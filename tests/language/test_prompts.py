@@ -17,19 +17,13 @@ def write(tmp_path, *lines):
 
 
 def test_prompts_have_fields_and_line_numbers(tmp_path):
-    path = write(tmp_path, {"prompt": "1 +", "answer": 1}, "", {"prompt": "2 +", "answer": None})
+    """Only line feeds end a line; a chat is a list of messages."""
+    path, text = write(tmp_path, {"prompt": "1 +", "answer": 1}, "", {"prompt": "2 +", "answer": None}), "a\u2028b\x85c"
     prompts = read_prompts(path)
     assert prompts.contents == ["1 +", "2 +"] and prompts.fields == {"answer": [1, None]}
     assert prompts.sources == [f"{path}, line 1", f"{path}, line 3"] and not prompts.are_chats
-
-
-def test_only_line_feeds_end_lines(tmp_path):
-    path, text = tmp_path / "prompts.jsonl", "a\u2028b\x85c"
     path.write_bytes(f'\ufeff{{"prompt": "{text}"}}\r\n{{"prompt": "d"}}\r\n'.encode())
     assert read_prompts(path).contents == [text, "d"]
-
-
-def test_a_chat_is_a_list_of_messages(tmp_path):
     for name in ("prompt", "messages"):
         prompts = read_prompts(write(tmp_path, {name: CHAT, "id": 7}))
         assert prompts.contents == [CHAT] and prompts.are_chats and prompts.fields == {"id": [7]}

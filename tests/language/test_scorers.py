@@ -56,25 +56,19 @@ def folder(tmp_path_factory):
     return make_scorer(tmp_path_factory.mktemp("scorers") / "random", num_labels=3)
 
 
-def test_scores_are_those_of_a_numpy_forward_pass(folder):
+def test_scores_are_those_of_a_numpy_forward_pass_in_every_batch(folder):
     tokenizer = load_model(folder).tokenizer
     for label, index in {"label 1": 1, "2": 2}.items():
-        ours = load_scorer(folder, label=label)(PROMPTS, COMPLETIONS)
         pairs = zip(PROMPTS, COMPLETIONS, strict=True)
         oracle = [numpy_scores(folder, tokenizer.encode(prompt + text))[-1, index] for prompt, text in pairs]
         assert np.std(oracle) > 0.1
-        np.testing.assert_allclose(ours, oracle, atol=1e-5)
+        for batch_size in (1, 3, 16):
+            scorer = dataclasses.replace(load_scorer(folder, label=label), batch_size=batch_size)
+            np.testing.assert_allclose(scorer(PROMPTS, COMPLETIONS), oracle, atol=1e-5)
+            np.testing.assert_allclose(scorer(PROMPTS[::-1], COMPLETIONS[::-1]), oracle[::-1], atol=1e-5)
 
 
-def test_neither_padding_nor_the_batch_changes_a_score(folder):
-    together = load_scorer(folder, label="0")(PROMPTS, COMPLETIONS)
-    for batch_size in (1, 3):
-        scorer = dataclasses.replace(load_scorer(folder, label="0"), batch_size=batch_size)
-        np.testing.assert_allclose(scorer(PROMPTS, COMPLETIONS), together, atol=1e-5)
-        np.testing.assert_allclose(scorer(PROMPTS[::-1], COMPLETIONS[::-1]), together[::-1], atol=1e-5)
-
-
-def test_a_chat_is_read_by_the_scorers_own_template(folder):
+def test_a_chat_is_read_by_the_scorers_own_template_and_padding_is_not_scored(folder):
     scorer = load_scorer(folder, label="0")
     answer = [{"role": "assistant", "content": "8"}]
     text = scorer.model.tokenizer.render([*CHAT[1:2], *answer], add_generation_prompt=False)
@@ -84,18 +78,13 @@ def test_a_chat_is_read_by_the_scorers_own_template(folder):
     begun = scorer([[*CHAT[1:2], *answer]], [[{"role": "assistant", "content": "0"}]])
     assert begun == scorer([CHAT[1:2]], [[{"role": "assistant", "content": "80"}]]), "the answer goes on"
     assert scorer(as_prompts([{"prompt": "a"}]), ["b"]) == scorer(["a"], ["b"])
+    padded = scorer(["a"], ["b<|im_end|>"])  # as in transformers, where the end token is often the padding as well
+    np.testing.assert_allclose(padded, scorer(["a"], ["b"]), atol=1e-5)
+    assert abs(dataclasses.replace(scorer, pad_token=None)(["a"], ["b<|im_end|>"])[0] - padded[0]) > 1e-3
     no_token = "reads 1 to 64 tokens .* completion has 0; change the prompt"
     for wrong, message in (("ab", "are a list"), ({"a": 1}, "are a list"), ([3], "is a text"), (["a", ""], no_token)):
         with pytest.raises(ConfigError, match=message):
             scorer(wrong, ["c", ""])
-
-
-def test_padding_at_the_end_of_a_text_is_not_scored(folder):
-    """As in transformers, where the end token is often the padding as well."""
-    scorer = load_scorer(folder, label="0")
-    np.testing.assert_allclose(scorer(["a"], ["b<|im_end|>"]), scorer(["a"], ["b"]), atol=1e-5)
-    other = dataclasses.replace(scorer, pad_token=None)
-    assert abs(other(["a"], ["b<|im_end|>"])[0] - scorer(["a"], ["b"])[0]) > 1e-3
 
 
 def test_a_scorer_rewards_another_models_completions(tmp_path):
@@ -129,11 +118,10 @@ def test_a_scorer_rewards_another_models_completions(tmp_path):
 def test_another_scorer_is_another_run(folder, tmp_path):
     other = make_scorer(tmp_path, model_type="qwen3")
     described = [identity(load_scorer(each, label="0")) for each in (other, folder, folder)]
-    assert described[0] != described[1] == described[2]
-    assert identity(load_scorer(folder, label="1")) != described[1]
+    assert described[0] != described[1] == described[2] != identity(load_scorer(folder, label="1"))
 
 
-def test_a_folder_that_is_no_scorer_is_refused(folder, tmp_path):
+def test_what_is_no_scorer_is_refused(folder, tmp_path):
     def refuse(path, message, **options):
         with pytest.raises(ConfigError, match=message):
             load_scorer(path, **options)
@@ -144,28 +132,23 @@ def test_a_folder_that_is_no_scorer_is_refused(folder, tmp_path):
     same = make_scorer(tmp_path, num_labels=3, id2label={"0": "good", "1": "bad", "2": "bad"})
     refuse(same, "'bad' is not exactly one of them", label="bad")
     assert load_scorer(same, label="good") and load_scorer(same, label="2")
-    other = make_scorer(tmp_path, vocab_size=100)
-    refuse(other, "the tokenizer has the token 257, but the model only vocab_size=100")
+    refuse(make_scorer(tmp_path, vocab_size=100), "the tokenizer has the token 257, but the model only vocab_size=100")
     weights = load_file(make_scorer(tmp_path) / "model.safetensors")
-    save_file(weights | {"score.weight": np.zeros((1, 8), np.float32)}, tmp_path / "model.safetensors")
-    refuse(tmp_path, r"\(1, 8\) instead of")
     weights.pop("score.weight")
     save_file(weights, tmp_path / "model.safetensors")
     refuse(tmp_path, "lacks 'score.weight'")
-    (tmp_path / "tokenizer.json").unlink()
-    refuse(tmp_path, "has no tokenizer.json; name the folder of a model with its tokenizer")
 
 
 def test_prompts_that_a_scorer_cannot_read_are_refused(folder, tmp_path):
-    model = load_model(make_model(tmp_path, context=512))
-    reward = Reward("score", load_scorer(folder, label="0"))
-    rows = [{"prompt": "b"}, {"prompt": "b" * 70}]
-    with pytest.raises(ConfigError, match="prompt 1: .* reads 1 to 64 tokens .* completion has 71; change the prompt"):
-        LanguageTask(model=model, prompts=as_prompts(rows), rewards=(reward,), max_completion=5)
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
-    reward = Reward("score", load_scorer(folder, label="0"))
-    with pytest.raises(ConfigError, match="no chat template"):
-        LanguageTask(model=model, prompts=as_prompts([{"messages": CHAT[1:2]}]), rewards=(reward,), max_completion=5)
+    model, plain = load_model(make_model(tmp_path, context=512)), tmp_path / "plain"
+    shutil.copytree(folder, plain)
+    (plain / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
+    long, chat = [{"prompt": "b"}, {"prompt": "b" * 70}], [{"messages": CHAT[1:2]}]
+    too_long = "prompt 1: .* reads 1 to 64 tokens .* completion has 71; change the prompt"
+    for path, rows, message in ((folder, long, too_long), (plain, chat, "no chat template")):
+        reward = Reward("score", load_scorer(path, label="0"))
+        with pytest.raises(ConfigError, match=message):
+            LanguageTask(model=model, prompts=as_prompts(rows), rewards=(reward,), max_completion=5)
 
 
 @pytest.mark.slow

@@ -105,11 +105,3 @@ def test_chats_are_rendered_as_by_transformers(tmp_path, name):
     tokens = ours.encode(TEXT)
     assert tokens == theirs(TEXT)["input_ids"]
     assert ours.decode(tokens) == theirs.decode(tokens, skip_special_tokens=True) == TEXT
-
-
-def test_end_tokens_are_those_of_generation(tmp_path):
-    folder = make_model(tmp_path)
-    config = json.loads((folder / "generation_config.json").read_text())
-    (folder / "generation_config.json").write_text(json.dumps(config | {"eos_token_id": [0, 5]}))
-    generation = transformers.GenerationConfig.from_pretrained(folder)
-    assert list(load_model(folder).tokenizer.end_tokens) == generation.eos_token_id
