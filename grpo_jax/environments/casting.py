@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax.errors import ConfigError, first_line
-from grpo_jax.types import PyTree, by_path
+from grpo_jax.types import PyTree, first_difference
 
 _KINDS = (np.bool_, np.integer, np.floating, np.complexfloating)
 
@@ -22,12 +22,6 @@ def as_values(returned: Any, names: tuple[str, ...], part: str) -> tuple:
     return returned
 
 
-def without_weak_type(leaf: Any) -> jax.Array:
-    """The leaf without JAX's weak type, which would trigger a second compile."""
-    leaf = jnp.asarray(leaf)
-    return jnp.asarray(leaf, leaf.dtype)
-
-
 def cast_like(tree: PyTree, like: PyTree, what: str) -> PyTree:
     """The arrays of `tree`, which comes from a step, with the dtypes of `like`, which comes from a reset.
 
@@ -35,11 +29,14 @@ def cast_like(tree: PyTree, like: PyTree, what: str) -> PyTree:
     kind would lose information, from a float to an integer or from an integer to a boolean: a ConfigError, as for
     another structure or shape.
     """
-    if jax.tree.structure(tree) != jax.tree.structure(like):
-        raise ConfigError(f"{what} has {_difference(tree, like)}; return the same structure")
+    tree = jax.tree.map(jnp.asarray, tree)
+    if (structures := [jax.tree.structure(each) for each in (tree, like)])[0] != structures[1]:
+        path, after, before = first_difference(tree, like) or ("", *structures)
+        raise ConfigError(
+            f"{what} has {path!r}: {before} after a reset, {after} after a step; return the same structure"
+        )
 
     def cast(path, leaf, like):
-        leaf = jnp.asarray(leaf)
         if leaf.shape == like.shape and _keeps_information(leaf.dtype, like.dtype):
             return jnp.asarray(leaf, like.dtype)
         name = jax.tree_util.keystr(path, simple=True, separator="/")
@@ -50,15 +47,6 @@ def cast_like(tree: PyTree, like: PyTree, what: str) -> PyTree:
         )
 
     return jax.tree_util.tree_map_with_path(cast, tree, like)
-
-
-def _difference(tree: PyTree, like: PyTree) -> str:
-    """The leaves that only one of two trees has, or else their structures."""
-    only = {"after a reset": by_path(like).keys() - by_path(tree), "after a step": by_path(tree).keys() - by_path(like)}
-    named = [f"{path!r} only {when}" for when, paths in only.items() for path in sorted(paths) if path]
-    if named:
-        return ", ".join(named)
-    return f"the structure {jax.tree.structure(like)} after a reset, but {jax.tree.structure(tree)} after a step"
 
 
 def _keeps_information(dtype: Any, wanted: Any) -> bool:

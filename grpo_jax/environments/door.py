@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax.environments.casting import as_values, cast_like, without_weak_type
+from grpo_jax.environments.casting import as_values, cast_like
 from grpo_jax.environments.codec import Codec, observation_codec
 from grpo_jax.environments.environment import Environment, transition
 from grpo_jax.environments.interface import SIX, env_name, naming, opened, overridden_params
@@ -65,7 +65,8 @@ def from_gymnax(env: Any, overrides: Mapping[str, Any]) -> Environment:
 
     def reset(key, params):
         observation, state = begin(key, params)
-        return jax.tree.map(without_weak_type, state), encode(observation)
+        state = jax.tree.map(jnp.asarray, state)  # and without weak types, which would trigger a second compile
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), state), encode(observation)
 
     def step(key, state, action, params):
         with naming("step_env", name):

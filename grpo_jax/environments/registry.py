@@ -12,7 +12,7 @@ import jax
 
 from grpo_jax.environments.door import from_gymnax
 from grpo_jax.environments.environment import Environment
-from grpo_jax.environments.lean import lean_or_same
+from grpo_jax.environments.lean import LEAN
 from grpo_jax.environments.parameters import static_parameters
 from grpo_jax.environments.suites import SUITES, from_suite
 from grpo_jax.environments.suites.physics import RigidBodies, with_model_parameters
@@ -72,7 +72,7 @@ def environment_object(environment: str | Any) -> Any:
         # Constructors compute with arrays, and compare them, also where a Config is made while a function is traced.
         with jax.ensure_compile_time_eval():
             if not colon:
-                found = lean_or_same(_registered(environment), environment)
+                found = _registered(environment)
             else:
                 found = from_suite(source, name) if source in SUITES else _imported(environment)
     kind = type(found)
@@ -109,6 +109,8 @@ def _registered(name: str) -> Any:
         raise ConfigError(
             f"unknown environment {name!r}: {nearest(name, known)} (for a custom one, write 'package.module:Name')"
         )
+    if name in LEAN:
+        return importlib.import_module(f"grpo_jax.environments.lean.{LEAN[name]}").Lean()
     try:
         return _gymnax().make(name)[0]
     except OSError as error:  # MNISTBandit's images

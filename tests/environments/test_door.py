@@ -86,8 +86,8 @@ REFUSED = {
         r"'inner' of type float32\[3\] .* float32\[4\] after a step",
     ),
     "narrowed": (starting({"count": 0}, {"count": 0.5}), r"'inner/count' of type int32\[\] .* float32\[\].*same dtype"),
-    "another key": (starting({"a": 0}, {"a": 0, "b": 1}), "the state of 'Own' has 'inner/b' only after a step"),
-    "a dict": (after({"place": jnp.zeros(1)}), "the observation of 'Own' has .* after a step"),
+    "another key": (starting({"a": 0}, {"a": 0, "b": 1}), r"'inner/b': missing after a reset, int32\[\] after a step"),
+    "a dict": (after({"place": jnp.zeros(1)}), "the observation of 'Own' has 'place': missing after a reset, float32"),
 }
 
 

@@ -1,9 +1,8 @@
 """Environments that run on the host in Python, such as gymnasium's, with the interface of gymnax.
 
-A compiled program calls the host for every reset and step, through callbacks that must be pure: XLA may repeat, drop or
-reorder them, rollouts draw start states that no episode begins with, groups copy states, and checkpoints have arrays
-only. A simulator that keeps its state to itself allows none of this. But an episode of a seeded environment is a
-function of its seed and its actions, so these are the state here; `Episodes` finds the instance that has reached it.
+A compiled program calls the host for every reset and step, and must be free to repeat, drop or reorder the calls and to
+copy states. An episode of a seeded environment is a function of its seed and its actions, so these are the state here;
+`Episodes` finds the instance that has reached it.
 """
 
 import functools
@@ -15,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax.environments.host.episodes import Episodes, Moment
-from grpo_jax.environments.parameters import TimeLimit
+from grpo_jax.environments.parameters import Timed
 from grpo_jax.environments.spaces import host_actions, observation_shapes
 from grpo_jax.errors import ConfigError
 from grpo_jax.host_calls import call_host
@@ -34,7 +33,7 @@ class HostState(NamedTuple):
     ended: jax.Array  # bool: later steps change nothing
 
 
-class HostEnvironment:
+class HostEnvironment(Timed):
     """An environment with gymnasium's interface, in Python or C++, on the host.
 
         Config(environment=HostEnvironment(MyEnv, max_steps=200))
@@ -68,7 +67,7 @@ class HostEnvironment:
         self._moved = *self._leaves, jax.ShapeDtypeStruct((), jnp.float32), jax.ShapeDtypeStruct((), bool)
         self._action, decode = host_actions(first.action_space, self.name)
         limit = max_steps or getattr(getattr(first, "spec", None), "max_episode_steps", None)
-        self.default_params = TimeLimit(limit or 0)  # without any limit the door refuses 0, unless env_params has one
+        super().__init__(None, limit or 0)  # without any limit the door refuses 0, unless env_params has one
         try:
             self.episodes = Episodes(make, (first, second), given, decode, max_kept)
             self.episodes.step(0, self.episodes.start(0).digest, self._action[None][:0], self._action, 1)
@@ -77,13 +76,13 @@ class HostEnvironment:
 
     @property
     def identity(self) -> tuple:
-        """What a resumed run compares; not the episodes that it keeps."""
-        return self.name, self._make, self.default_params
+        return self.name, self._make, self.default_params  # what a resumed run compares
 
     def reset_env(self, key: jax.Array, params: Any) -> tuple[PyTree, HostState]:
         """As in gymnax. The seed is uniform in [0, 2^31 - 1)."""
         seed = jax.random.randint(key, (), 0, jnp.iinfo(jnp.int32).max)
-        digest, *leaves = call_host(self._starts, (_DIGEST, *self._leaves), seed)
+        starts = functools.partial(self._arrays, lambda seed: self.episodes.start(int(seed)))
+        digest, *leaves = call_host(starts, (_DIGEST, *self._leaves), seed)
         shape = (params.max_steps_in_episode, *self._action.shape)
         state = HostState(seed, jnp.zeros(shape, self._action.dtype), jnp.int32(0), digest, jnp.bool_(False))
         return self._structure.unflatten(leaves), state
@@ -96,12 +95,6 @@ class HostEnvironment:
         ended = state.ended | terminated | (time >= params.max_steps_in_episode)
         after = HostState(state.seed, state.actions.at[state.time].set(action), time, digest, ended)
         return self._structure.unflatten(leaves), after, reward, terminated, {}
-
-    def is_truncated(self, state: HostState, params: Any) -> jax.Array:
-        return state.time >= params.max_steps_in_episode
-
-    def _starts(self, seed):
-        return self._arrays(lambda seed: self.episodes.start(int(seed)), seed)
 
     def _steps(self, state, action):
         idle = Moment(bytes(8), [np.zeros(each.shape, each.dtype) for each in self._moved])

@@ -1,8 +1,7 @@
 """Episodes on the host as a pure function of their seed and actions, with instances as its cache.
 
-An instance stands at one place of one episode, and a step moves it. Where no instance stands at a state (a copy of the
-state moved on with it, the state is from a checkpoint, or there are too many states), another one replays the episode
-from its seed. A digest of all that has happened identifies a state, so a replay that differs is found.
+An instance stands at one place of one episode, and a step moves it. Where none stands at a state, another one replays
+the episode from its seed. A digest of all that has happened identifies a state, so a replay that differs is found.
 """
 
 import hashlib

@@ -10,9 +10,6 @@ Actions are those of the space: others, which gymnax clamps or wraps, may have o
 `Config("Asterix-MinAtar")` takes the lean step; gymnax's own is `Config(gymnax.make("Asterix-MinAtar")[0])`.
 """
 
-import importlib
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
@@ -23,13 +20,6 @@ LEAN = {
     "SpaceInvaders-MinAtar": "space_invaders",
 }
 """The module here that has the class `Lean` for a name of gymnax."""
-
-
-def lean_or_same(env: Any, name: str) -> Any:
-    """The environment with a lean step if there is one for the name, else the environment itself."""
-    if name not in LEAN:
-        return env
-    return importlib.import_module(f"{__name__}.{LEAN[name]}").Lean()
 
 
 # --- JAX's random numbers from fewer kernels: without arrays of keys, which are stored in between ---------------------

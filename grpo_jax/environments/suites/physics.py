@@ -163,10 +163,8 @@ def with_model_parameters(bodies: RigidBodies, overrides: Mapping[str, Any]) -> 
 
 def _real_fields(model: PyTree) -> dict[str, np.ndarray]:
     """The arrays of real numbers of a model by their paths, such as "opt.gravity"."""
-    leaves = jax.tree_util.tree_leaves_with_path(model)
-    by_name = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
     return {
-        name: np.asarray(leaf)
-        for name, leaf in by_name.items()
+        jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(leaf)
+        for path, leaf in jax.tree.leaves_with_path(model)
         if jnp.issubdtype(jnp.result_type(leaf), jnp.floating) and np.size(leaf)
     }
