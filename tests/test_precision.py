@@ -71,10 +71,8 @@ FUNCTIONS = dict(
         given("clip_fractions", 2, **CLIP),
         given("random_covariant_steps", 2, MASK, KEY, fraction=0.3, low=0.1),
         given("most_covariant_steps", 2, MASK, fraction=0.3),
-        given("penalized_rewards", 2, MASK, kl_coef=0.1),
         given("exact", 2, shape=(T, A)),
         given("adaptive_coefficient", 2, shape=(), target=0.01),
-        given("doubling_coefficient", 2, shape=(), target=0.01),
         given("adaptive_entropy_coefficient", 2, shape=(), target=0.1),
     ]
 ) | {

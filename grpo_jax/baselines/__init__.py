@@ -1,5 +1,8 @@
 """Values of states without a critic, for the slot `baseline` of an `Algorithm`.
 
+A value comes from the returns of other rollouts only, so that subtracting it leaves the policy gradient unbiased. Steps
+that are not valid, and those whose return is not finite, have no part in the values of others.
+
 | baseline | a value is |
 |---|---|
 | `same_step_baseline()` | the mean return of the group's other members from the same step on |
@@ -7,7 +10,7 @@
 | `kernel_baseline()` | the mean return of all others, weighted by how similar their states are |
 """
 
-from grpo_jax.baselines.baseline import Baseline, stateless
+from grpo_jax.baselines.baseline import Baseline, same_step_baseline, stateless
 from grpo_jax.baselines.gigpo import GigpoHyperparams, gigpo_advantage, same_state_advantage, same_turn_advantage
 from grpo_jax.baselines.kernel import (
     KernelHyperparams,
@@ -17,22 +20,8 @@ from grpo_jax.baselines.kernel import (
     observed,
     policy_features,
 )
-from grpo_jax.baselines.same_state import same_step_baseline, state_hash_baseline, state_hash_values
+from grpo_jax.baselines.same_state import state_hash_baseline, state_hash_values
 
-__all__ = [
-    "Baseline",
-    "GigpoHyperparams",
-    "KernelHyperparams",
-    "Window",
-    "gigpo_advantage",
-    "kernel_baseline",
-    "kernel_values",
-    "observed",
-    "policy_features",
-    "same_state_advantage",
-    "same_step_baseline",
-    "same_turn_advantage",
-    "state_hash_baseline",
-    "state_hash_values",
-    "stateless",
-]
+__all__ = ["Baseline", "GigpoHyperparams", "KernelHyperparams", "Window", "gigpo_advantage", "kernel_baseline"]
+__all__ += ["kernel_values", "observed", "policy_features", "same_state_advantage", "same_step_baseline"]
+__all__ += ["same_turn_advantage", "state_hash_baseline", "state_hash_values", "stateless"]

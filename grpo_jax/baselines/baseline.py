@@ -1,10 +1,15 @@
-"""What a baseline is, and how a function becomes one."""
+"""What a baseline is, how a function becomes one, and the simplest: the mean return of the group at the same step."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from grpo_jax.objectives.slots import function_name
+import jax
+import jax.numpy as jnp
+
+from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.objectives.advantages import same_step_leave_one_out
+from grpo_jax.objectives.returns import bootstrapped_returns
+from grpo_jax.observations import leading_shape
 from grpo_jax.types import PyTree, Trajectory
 
 
@@ -20,33 +25,19 @@ class Baseline(NamedTuple):
     # final ones, and the next state; `params` are those that acted
     apply: Callable
 
-    def __repr__(self) -> str:
-        return function_name(self.apply)
-
 
 def no_state(trajectory: Trajectory, policy: Any, params: PyTree) -> tuple[()]:
     """`init` of a baseline without a state."""
     return ()
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
-class _With:
-    """A function with keyword arguments, as `functools.partial` makes it, but equal to others with the same ones."""
+class _Stateless(NamedTuple):
+    """`apply` of a baseline without a state; equal for equal functions, as a hashable `Config` needs."""
 
-    function: Callable
-    options: tuple[tuple[str, Any], ...]
+    values: Callable
 
-    def __call__(self, *arguments: Any, **others: Any) -> Any:
-        return self.function(*arguments, **others, **dict(self.options))
-
-    def __repr__(self) -> str:
-        options = (f"{name}={function_name(value)}" for name, value in self.options)
-        return f"{function_name(self.function).lstrip('_')}({', '.join(options)})"
-
-
-def with_options(function: Callable, **options: Any) -> Callable:
-    """The function with these keyword arguments."""
-    return _With(function, tuple(options.items()))
+    def __call__(self, trajectory: Trajectory, state: PyTree, *others: Any) -> tuple:
+        return *self.values(trajectory, *others), state
 
 
 def stateless(values: Callable) -> Baseline:
@@ -55,8 +46,28 @@ def stateless(values: Callable) -> Baseline:
     Args:
       values: `(trajectory, policy, params, hyperparams, group_size) -> values [T, B], final values [F, B]`.
     """
-    return Baseline(no_state, with_options(_stateless, values=values))
+    return Baseline(no_state, _Stateless(values))
 
 
-def _stateless(trajectory: Trajectory, state: PyTree, *others: Any, values: Callable) -> tuple:
-    return *values(trajectory, *others), state
+def same_step_baseline() -> Baseline:
+    """The mean return-to-go of the group's others at the same step.
+
+    With a critic, returns are bootstrapped by it where a limit or the window cut them; otherwise they end there.
+    """
+    return stateless(_same_step)
+
+
+def _same_step(trajectory, policy, params, hyperparams, group_size):
+    returns, final_value = window_returns(trajectory, hyperparams)
+    return same_step_leave_one_out(returns, trajectory.valid, group_size), final_value
+
+
+def window_returns(trajectory: Trajectory, hyperparams: Hyperparams) -> tuple[jax.Array, jax.Array]:
+    """Discounted returns-to-go `[T, B]`, and the final values that continue them, `[F, B]`: 0 without a critic."""
+    final_value = trajectory.final_value
+    if final_value is None:
+        final_value = jnp.zeros(leading_shape(trajectory.final_observation, 2))
+    returns = bootstrapped_returns(
+        trajectory.reward, final_value, trajectory.terminated, trajectory.truncated, discount=hyperparams.discount
+    )
+    return returns, final_value

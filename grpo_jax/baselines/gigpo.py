@@ -76,9 +76,6 @@ def same_turn_advantage(
     group_size: int,
     *,
     discount: float,
-    normalize: bool = True,
-    eps: float = 1e-6,
-    ddof: int = 0,
     sizes: jax.Array | None = None,
 ) -> jax.Array:
     """The step term of GiGPO for texts: of turns of a group that begin after exactly the same text.
@@ -95,7 +92,7 @@ def same_turn_advantage(
       acted: bool `[T, N]`, true where the policy wrote the token, false where the task did, and after the end.
       group_size: members of a group; divides `N`. Static.
       discount: per turn, in [0, 1].
-      normalize, eps, ddof, sizes: as of `same_state_advantage`.
+      sizes: as of `same_state_advantage`.
 
     Returns:
       `[T, N]`, the same at each token of a turn, 0 where the policy did not act.
@@ -110,8 +107,7 @@ def same_turn_advantage(
 
     rewards = at_least_float32(rewards)
     returns = jax.lax.scan(add, jnp.zeros_like(rewards[0]), (rewards, decay), reverse=True)[1]
-    options = {"normalize": normalize, "eps": eps, "ddof": ddof, "sizes": sizes}
-    of_turn = same_state_advantage(returns, prefix_hashes(tokens), starts, group_size, **options)
+    of_turn = same_state_advantage(returns, prefix_hashes(tokens), starts, group_size, sizes=sizes)
     start = jax.lax.cummax(jnp.where(starts, jnp.arange(len(starts))[:, None], 0), axis=0)
     return jnp.where(acted, jnp.take_along_axis(of_turn, start, axis=0), 0.0)
 

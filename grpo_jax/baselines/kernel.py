@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax.lax import broadcast_to_rank
 
-from grpo_jax.baselines.baseline import Baseline, no_state, with_options
+from grpo_jax.baselines.baseline import Baseline, stateless
 from grpo_jax.hyperparams import NOT_NEGATIVE, Hyperparams, number
 from grpo_jax.objectives.returns import bootstrapped_returns
 from grpo_jax.observations import flatten_observation, leading_shape
@@ -226,13 +226,17 @@ def kernel_baseline(*, metric: Callable = observed, relative: bool = True) -> Ba
       metric: `observed` or `policy_features`, the states that are compared.
       relative: as of `kernel_values`.
     """
-    return Baseline(no_state, with_options(_kernel_baseline, metric=metric, relative=relative))
+    return stateless(_Kernel(metric, relative))
 
 
-def _kernel_baseline(trajectory, state, policy, params, hyperparams, group_size, *, metric, relative):
-    if trajectory.valid.shape[1] < 2:
-        raise ValueError("kernel_baseline compares environments, but there is one; use num_envs=2 or more, best 64")
-    steps = trajectory.reward, trajectory.terminated, trajectory.truncated, trajectory.valid
-    window = Window(*metric(trajectory, policy, params), *steps)
-    scale = {"discount": hyperparams.discount, "bandwidth": hyperparams.kernel_bandwidth}
-    return *kernel_values(window, **scale, relative=relative), state
+class _Kernel(NamedTuple):
+    metric: Callable
+    relative: bool
+
+    def __call__(self, trajectory, policy, params, hyperparams, group_size):
+        if trajectory.valid.shape[1] < 2:
+            raise ValueError("kernel_baseline compares environments, but there is one; use num_envs=2 or more, best 64")
+        steps = trajectory.reward, trajectory.terminated, trajectory.truncated, trajectory.valid
+        window = Window(*self.metric(trajectory, policy, params), *steps)
+        scale = {"discount": hyperparams.discount, "bandwidth": hyperparams.kernel_bandwidth}
+        return kernel_values(window, **scale, relative=self.relative)

@@ -1,19 +1,13 @@
-"""Baselines: values of states from the returns of other rollouts, instead of a critic.
-
-Trajectories are `[T, N]`. A value comes from the returns of other rollouts only, so that subtracting it leaves the
-policy gradient unbiased. Invalid steps, and those whose return is not finite, have no part in the values of others.
-"""
+"""States that are the same, known by hashes of their bits, and the baseline of visits to the same state."""
 
 import jax
 import jax.numpy as jnp
 
-from grpo_jax.baselines.baseline import Baseline, no_state, with_options
-from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.baselines.baseline import Baseline, stateless, window_returns
 from grpo_jax.objectives.advantages import same_step_leave_one_out
-from grpo_jax.objectives.returns import bootstrapped_returns
 from grpo_jax.observations import leading_shape
 from grpo_jax.precision import at_least_float32
-from grpo_jax.types import PyTree, Trajectory
+from grpo_jax.types import PyTree
 
 
 def state_hash_values(
@@ -118,49 +112,17 @@ def _same(hash_a, hash_b, env):
     return [jnp.zeros(env.size, jnp.int32).at[order].set(jnp.cumsum(new, dtype=jnp.int32)) for new in numbers]
 
 
-def same_step_baseline() -> Baseline:
-    """The mean return-to-go of the group's others at the same step.
-
-    With a critic, returns are bootstrapped by it where a limit or the window cut them; otherwise they end there.
-    """
-    return Baseline(no_state, with_options(_same_step_baseline))
-
-
-def _same_step_baseline(
-    trajectory, state, policy, params, hyperparams: Hyperparams, group_size: int
-) -> tuple[jax.Array, jax.Array, PyTree]:
-    returns, final_value = _window_returns(trajectory, hyperparams)
-    return same_step_leave_one_out(returns, trajectory.valid, group_size), final_value, state
-
-
 def state_hash_baseline() -> Baseline:
     """The mean return-to-go of other environments' visits to the same state, or else of the group at the same step.
 
     With a critic, it values final states; otherwise visits to them do.
     """
-    return Baseline(no_state, with_options(_state_hash_baseline))
+    return stateless(_state_hash)
 
 
-def _state_hash_baseline(
-    trajectory, state, policy, params, hyperparams: Hyperparams, group_size: int
-) -> tuple[jax.Array, jax.Array, PyTree]:
-    returns, critic_value = _window_returns(trajectory, hyperparams)
-    value, final_value = state_hash_values(
-        trajectory.observation,
-        trajectory.final_observation,
-        returns,
-        trajectory.valid,
-        fallback=same_step_leave_one_out(returns, trajectory.valid, group_size),
-    )
-    return value, final_value if trajectory.final_value is None else critic_value, state
-
-
-def _window_returns(trajectory: Trajectory, hyperparams: Hyperparams) -> tuple[jax.Array, jax.Array]:
-    """Discounted returns-to-go `[T, B]`, and the final values that continue them, `[F, B]`: 0 without a critic."""
-    final_value = trajectory.final_value
-    if final_value is None:
-        final_value = jnp.zeros(leading_shape(trajectory.final_observation, 2))
-    returns = bootstrapped_returns(
-        trajectory.reward, final_value, trajectory.terminated, trajectory.truncated, discount=hyperparams.discount
-    )
-    return returns, final_value
+def _state_hash(trajectory, policy, params, hyperparams, group_size):
+    returns, critic_value = window_returns(trajectory, hyperparams)
+    fallback = same_step_leave_one_out(returns, trajectory.valid, group_size)
+    visits = trajectory.observation, trajectory.final_observation, returns, trajectory.valid
+    value, final_value = state_hash_values(*visits, fallback)
+    return value, final_value if trajectory.final_value is None else critic_value

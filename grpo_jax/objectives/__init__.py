@@ -11,7 +11,8 @@
 | `reduce` | `reductions` |
 | `critic` | `losses` |
 
-The slot `baseline` is filled by `grpo_jax.baselines`.
+The slot `baseline` is filled by `grpo_jax.baselines`. Formulas take numbers of any type: half precision, integers and
+booleans are converted first, as `precision.at_least_float32` says.
 """
 
 from grpo_jax.objectives import (

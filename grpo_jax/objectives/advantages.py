@@ -10,8 +10,6 @@ true on the valid steps; values on the others, NaN included, are ignored, and th
 
 Numbers are divided by `std + eps`, in their units, where std is the population's standard deviation (`ddof=0`, as
 published) or the root of the unbiased variance (`ddof=1`, as most trainers compute it).
-
-Numbers may be of any type; half precision, integers and booleans are computed with as `precision` says.
 """
 
 import chex
@@ -176,21 +174,19 @@ def length_weighted(scores: jax.Array, lengths: jax.Array) -> jax.Array:
     return deviations - jnp.sum(weights * deviations, axis=-1, keepdims=True)
 
 
-def pass_at_k(scores: jax.Array, *, normalize: bool = True, eps: float = 1e-6, ddof: int = 0) -> jax.Array:
+def pass_at_k(scores: jax.Array, *, eps: float = 1e-6, ddof: int = 0) -> jax.Array:
     """Only the best member counts, with its lead over the second best.
 
         A_i = (r_best - r_second) / (std(r) + eps) if i is the best, else 0
 
     Pass@k policy gradient (https://arxiv.org/abs/2503.19595). A group in which two reach the best score gets exactly 0.
-    Without `normalize` (static), the lead is not divided.
     """
     group_size = scores.shape[-1]
     _check_groups(group_size, "pass_at_k")
     scores = at_least_float32(scores)
     (best, second), (index, _) = (jnp.moveaxis(x, -1, 0)[..., None] for x in jax.lax.top_k(scores, 2))
     lead = above_rounding(best - second, best, second)
-    if normalize:
-        lead = lead / (std(centred(scores), ddof=ddof) + eps)
+    lead = lead / (std(centred(scores), ddof=ddof) + eps)
     is_best = jax.nn.one_hot(index[..., 0], group_size, dtype=bool)
     return jnp.where(is_best, lead, 0.0)
 

@@ -89,7 +89,7 @@ def _first(order: jax.Array, eligible: jax.Array, mask: jax.Array, fraction: flo
 
 def covariance_clipped_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: CovarianceHyperparams) -> jax.Array:
     """Clip-Cov: each step has its own ratio, without gradient on `random_covariant_steps`."""
-    check_together(batch, "whole_minibatches", "covariance_clipped_ratio", "the samples of a minibatch")
+    check_together(batch, "whole_minibatches", "covariance_clipped_ratio")
     low, high = clip_fractions(
         log_ratio, batch.advantage, clip_low=hyperparams.clip_low, clip_high=hyperparams.clip_high
     )
@@ -106,7 +106,7 @@ def covariance_clipped_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Co
 
 def covariance_kl(prediction: Prediction, batch: Batch, hyperparams: CovarianceHyperparams) -> jax.Array:
     """KL-Cov: |log-ratio| to the behaviour policy, only on `most_covariant_steps`."""
-    check_together(batch, "whole_minibatches", "covariance_kl", "the samples of a minibatch")
+    check_together(batch, "whole_minibatches", "covariance_kl")
     selected = most_covariant_steps(
         prediction.log_prob, batch.advantage, batch.mask, fraction=hyperparams.covariance_fraction
     )

@@ -8,9 +8,7 @@ All but `k1` and `k2_straight_through` are at least 0. A log-ratio that rounding
 
 A trap: as a *loss*, `k1` does not pull towards the reference. On-policy its gradient has mean 0 (the mean score),
 for every reference. `k2` and `k2_straight_through` have the gradient of the KL, and `k3` has the gradient of
-KL(reference || policy). `k1` belongs in the reward (`penalized_rewards`).
-
-Numbers may be of any type; half precision, integers and booleans are computed with as `precision` says.
+KL(reference || policy). `k1` belongs in the reward (`kl_penalized_reward`).
 """
 
 import jax

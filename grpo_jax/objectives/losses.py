@@ -1,7 +1,4 @@
-"""GRPO's and PPO's losses whole, on plain arrays, and the value loss.
-
-Numbers may be of any type; half precision, integers and booleans are computed with as `precision` says.
-"""
+"""GRPO's and PPO's losses whole, on plain arrays, and the value loss."""
 
 from collections.abc import Callable
 
@@ -26,16 +23,9 @@ def value_loss(
         (V - target)^2 / 2
         and, with `clip`, at least (V_old + clip(V - V_old, -clip, clip) - target)^2 / 2
 
-    The clip is of PPO's reference implementation.
-
-    Args:
-      values: any shape.
-      targets: the same shape; constants.
-      behaviour_values: the same shape, as predicted during the rollout; constants, read only with a clip.
-      clip: width, in the units of the values; None for the plain error.
-
-    Returns:
-      The same shape; its gradient is exactly 0 where the clipped error is the larger.
+    The clip, in the units of the values, is of PPO's reference implementation. Arrays have any one shape; targets and
+    `behaviour_values`, as predicted during the rollout, are constants. The gradient is exactly 0 where the clipped
+    error is the larger.
 
     Raises:
       ValueError: a clip without the values to clip around.
@@ -75,8 +65,7 @@ def grpo_loss(
       advantages: `[T, N]`.
       mask: `[T, N]`, true on the valid steps; all of them without it.
       reference_log_prob: `[T, N]`, under the reference policy; no penalty without it.
-      clip_low: width of the clip below 1.
-      clip_high: width of the clip above 1.
+      clip_low, clip_high: widths of the clip below and above 1.
       kl_coef: weight of the penalty.
       reduce: mask to weights; what makes it GRPO, Dr. GRPO or DAPO.
 
@@ -143,24 +132,15 @@ def ppo_loss(
 
     https://arxiv.org/abs/1707.06347. Normalise the advantages before, if at all (`whiten`).
 
+    Arguments and results as of `grpo_loss`, and:
+
     Args:
-      log_prob: `[T, N]`, of the actions under the policy.
-      behaviour_log_prob: `[T, N]`, under the parameters that took them.
-      advantages: `[T, N]`.
       values: `[T, N]`, as predicted now.
       behaviour_values: `[T, N]`, as predicted during the rollout.
       targets: `[T, N]`, what the values should be: advantages (not normalised) plus `behaviour_values`.
       entropy: `[T, N]`, of the policy, in nats.
-      mask: `[T, N]`, true on the valid steps; all of them without it.
-      clip_low: width of the clip below 1.
-      clip_high: width of the clip above 1.
       value_clip: width of the clip of the values, in their units; `None` for the plain squared error.
-      value_coef: weight of the value loss.
-      entropy_coef: weight of the entropy bonus.
-      reduce: mask to weights.
-
-    Returns:
-      The loss, a scalar, and a dictionary of scalar metrics. With no valid step the loss and its gradient are 0.
+      value_coef, entropy_coef: weights of the value loss and of the entropy bonus.
     """
     mask = jnp.ones(log_prob.shape, bool) if mask is None else mask.astype(bool)
     chex.assert_equal_shape([log_prob, values, behaviour_values, targets, entropy, mask])
@@ -186,15 +166,9 @@ def explained_variance(values: jax.Array, targets: jax.Array, mask: jax.Array) -
 
         1 - var(targets - values) / var(targets)
 
-    Args:
-      values: `[T, N]`, of the critic, in the units of the returns.
-      targets: `[T, N]`, what they should be, in the same units.
-      mask: `[T, N]`, 1 or True on valid steps; others, NaN included, are ignored.
-
-    Returns:
-      Scalar: 1 for perfect values, 0 for constant ones, below 0 for worse; 0 where the targets do not vary.
+    A scalar: 1 for perfect values, 0 for constant ones, below 0 for worse; 0 where the targets do not vary. All are
+    `[T, N]`; what is not valid, NaN included, is ignored.
     """
-
     mask = mask.astype(bool)
     values, targets = at_least_float32(values), at_least_float32(targets)
     weights = mean_over_steps(mask)

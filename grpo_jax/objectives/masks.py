@@ -102,13 +102,13 @@ def keep_within_kl(prediction: Prediction, batch: Batch, hyperparams: Hyperparam
 
 def keep_high_entropy(prediction: Prediction, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
     """`high_entropy`: a fifth of the minibatch."""
-    check_together(batch, "whole_minibatches", "keep_high_entropy", "the samples of a minibatch")
+    check_together(batch, "whole_minibatches", "keep_high_entropy")
     return high_entropy(prediction.entropy, batch.mask)
 
 
 def keep_on_policy_sequences(prediction: Prediction, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
     """`on_policy_sequences`, of limit `kl_target`."""
-    check_together(batch, "whole_sequences", "keep_on_policy_sequences", "the steps of a sequence")
+    check_together(batch, "whole_sequences", "keep_on_policy_sequences")
     return on_policy_sequences(
         prediction.log_prob, batch.log_prob, batch.advantage, batch.mask, limit=hyperparams.kl_target
     )

@@ -11,28 +11,9 @@ from grpo_jax.precision import at_least_float32
 from grpo_jax.types import Batch, Prediction, PyTree, Trajectory
 
 __all__ = ["KL_PENALTIES", "EntropyHyperparams", "adaptive_coefficient", "adaptive_entropy_coefficient"]
-__all__ += ["averaged_reference", "doubling_coefficient", "entropy_bonus", "exact_kl_to_reference", "frozen_reference"]
-__all__ += ["k2_to_behaviour", "kl_penalized_reward", "kl_to_behaviour", "kl_to_reference", "penalized_rewards"]
+__all__ += ["averaged_reference", "entropy_bonus", "exact_kl_to_reference", "frozen_reference"]
+__all__ += ["k2_to_behaviour", "kl_penalized_reward", "kl_to_behaviour", "kl_to_reference"]
 __all__ += ["refreshed_reference", "unbiased_kl_to_reference"]
-
-
-def penalized_rewards(rewards: jax.Array, kl: jax.Array, mask: jax.Array | None = None, *, kl_coef: float) -> jax.Array:
-    """The penalty in the reward instead of the loss: it is then credited to the actions that led there.
-
-        r'_t = r_t - kl_coef kl_t
-
-    RLHF (https://arxiv.org/abs/1909.08593), with `kl = k1(...)`.
-
-    Args:
-      rewards, kl: `[T, N]`; the KL at each step, in nats.
-      mask: `[T, N]`, true on the valid steps; all of them without it.
-      kl_coef: units of reward for each nat.
-
-    Returns:
-      `[T, N]`, without gradient; 0 on invalid steps.
-    """
-    penalized = jax.lax.stop_gradient(at_least_float32(rewards) - kl_coef * at_least_float32(kl))
-    return penalized if mask is None else jnp.where(mask.astype(bool), penalized, 0.0)
 
 
 def adaptive_coefficient(
@@ -42,40 +23,14 @@ def adaptive_coefficient(
 
         coefficient' = coefficient (1 + rate clip(kl / target - 1, -max_error, max_error))
 
-    https://arxiv.org/abs/1909.08593, section 2.2 (rate 0.1, error clipped at 0.2); trainers that give a horizon use
-    `rate = num_samples / horizon`.
-
-    Args:
-      coefficient: scalar, > 0 (0 stays 0).
-      kl: scalar, measured since the last step, in nats.
-      target: the KL to hold, in nats, > 0.
-      rate: gain of the controller.
-      max_error: limit of the relative error.
-
-    Returns:
-      The new coefficient, scalar; the old one if the KL or the new one is not finite, as NaN would stay forever.
+    https://arxiv.org/abs/1909.08593, section 2.2; trainers that give a horizon use `rate = num_samples / horizon`. KL
+    and target, > 0, are in nats. The old coefficient where the KL or the new one is not finite, as NaN would stay for
+    ever; 0 stays 0.
     """
     coefficient, kl = at_least_float32(coefficient), at_least_float32(kl)
     error = jnp.clip(kl / target - 1.0, -max_error, max_error)
-    return _if_finite(kl, coefficient * (1.0 + rate * error), coefficient)
-
-
-def doubling_coefficient(
-    coefficient: jax.Array, kl: jax.Array, *, target: float, tolerance: float = 1.5, factor: float = 2.0
-) -> jax.Array:
-    """One step of PPO's controller: doubled where the KL is far above its target, halved where far below.
-
-        coefficient * factor if kl > target * tolerance;  coefficient / factor if kl < target / tolerance
-
-    https://arxiv.org/abs/1707.06347, section 4. Arguments and result as in `adaptive_coefficient`, and:
-
-    Args:
-      tolerance: the ratio to the target, > 1, from which the KL counts as far.
-      factor: of the change.
-    """
-    coefficient, kl = at_least_float32(coefficient), at_least_float32(kl)
-    step = jnp.where(kl > target * tolerance, factor, jnp.where(kl < target / tolerance, 1.0 / factor, 1.0))
-    return _if_finite(kl, coefficient * step, coefficient)
+    adapted = coefficient * (1.0 + rate * error)
+    return jnp.where(jnp.isfinite(kl) & jnp.isfinite(adapted), adapted, coefficient)
 
 
 def adaptive_entropy_coefficient(
@@ -95,8 +50,8 @@ def adaptive_entropy_coefficient(
     target. Entropy and target in nats; the old coefficient where the entropy is not finite.
     """
     coefficient, entropy = at_least_float32(coefficient), at_least_float32(entropy)
-    moved = coefficient + jnp.where(entropy <= target, step, -step)
-    return _if_finite(entropy, jnp.clip(moved, low, high), coefficient)
+    moved = jnp.clip(coefficient + jnp.where(entropy <= target, step, -step), low, high)
+    return jnp.where(jnp.isfinite(entropy), moved, coefficient)
 
 
 @struct.dataclass
@@ -105,10 +60,6 @@ class EntropyHyperparams(Hyperparams):
 
     entropy_target: float = number(0.2)
     """Entropy in nats that an adaptive entropy bonus holds; above it there is no bonus."""
-
-
-def _if_finite(kl: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:
-    return jnp.where(jnp.isfinite(kl) & jnp.isfinite(new), new, old)
 
 
 def _check_reference(value: jax.Array | None) -> None:
@@ -153,10 +104,7 @@ def k2_to_behaviour(prediction: Prediction, batch: Batch, hyperparams: Hyperpara
     return hyperparams.kl_coef * k2(prediction.log_prob, batch.log_prob)
 
 
-KL_PENALTIES = (
-    *(kl_to_behaviour, kl_to_reference, exact_kl_to_reference),
-    *(unbiased_kl_to_reference, k2_to_behaviour),
-)
+KL_PENALTIES = kl_to_behaviour, kl_to_reference, exact_kl_to_reference, unbiased_kl_to_reference, k2_to_behaviour
 """The KL penalties: an algorithm has at most one of them."""
 
 
@@ -186,6 +134,11 @@ def averaged_reference(
 
 
 def kl_penalized_reward(trajectory: Trajectory, kl: jax.Array | None, hyperparams: Hyperparams) -> jax.Array:
-    """The KL penalty in the reward, instead of the loss: `kl` is the k1 estimate of the KL to the reference."""
+    """The KL penalty in the reward instead of the loss: it is then credited to the actions that led there.
+
+        r'_t = r_t - kl_coef kl_t,  kl_t = k1(log b, log q), b the behaviour and q the reference policy
+
+    RLHF (https://arxiv.org/abs/1909.08593).
+    """
     _check_reference(kl)
-    return penalized_rewards(trajectory.reward, kl, trajectory.valid, kl_coef=hyperparams.kl_coef)
+    return jnp.where(trajectory.valid, trajectory.reward - hyperparams.kl_coef * kl, 0.0)

@@ -46,7 +46,7 @@ def sequence_token_log_ratio(log_ratio: jax.Array, mask: jax.Array) -> jax.Array
     """
     valid = mask.astype(bool)
     log_ratio = jnp.where(valid, at_least_float32(log_ratio), 0.0)
-    constant = jax.lax.stop_gradient(sequence_log_ratio(log_ratio, mask) - log_ratio)
+    constant = jax.lax.stop_gradient(sequence_log_ratio(log_ratio, mask) - log_ratio)  # sg(s_i) - sg(log_ratio_it)
     return jnp.where(valid, log_ratio + constant, 0.0)
 
 
@@ -83,16 +83,18 @@ def vespo_log_weight(
     """
     valid = mask.astype(bool)
     step = jnp.where(valid, jnp.clip(at_least_float32(log_ratio), -MAX_LOG_RATIO, MAX_LOG_RATIO), 0.0)
-    total = jnp.clip(jnp.sum(step, axis=0, keepdims=True), jnp.log(1e-8), MAX_LOG_RATIO)
+    total = jnp.clip(jnp.sum(step, axis=0, keepdims=True), jnp.log(1e-8), MAX_LOG_RATIO)  # S_i
     k, scale = (jnp.where(advantages >= 0, a, b) for a, b in zip(positive, negative, strict=True))
     scale = jnp.maximum(scale, 1e-4)
     weight = jnp.broadcast_to(scale + k * total - scale * jnp.exp(total), log_ratio.shape)
+    # log w_i, with the gradient of log_ratio_it: sg(log w_i) + log_ratio_it - sg(log_ratio_it)
     return log_ratio + jax.lax.stop_gradient(jnp.maximum(weight, -100.0) - log_ratio)
 
 
-def check_together(batch: Batch, field: str, slot: str, what: str) -> None:
+def check_together(batch: Batch, field: str, slot: str) -> None:
     """Raises ValueError unless the update keeps together what a slot compares."""
     if not getattr(batch, field):
+        what = "the steps of a sequence" if field == "whole_sequences" else "the samples of a minibatch"
         raise ValueError(f"{slot} compares {what}, but the update splits them; set {field}=True in the algorithm")
 
 
@@ -103,19 +105,19 @@ def step_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hyperparams) -> 
 
 def sequence_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
     """The length-normalised ratio of the whole sequence, at each of its steps."""
-    check_together(batch, "whole_sequences", "sequence_ratio", "the steps of a sequence")
+    check_together(batch, "whole_sequences", "sequence_ratio")
     return sequence_log_ratio(log_ratio, batch.mask)
 
 
 def sequence_token_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
     """The value of `sequence_ratio` with the gradient of each step's ratio (GSPO-token)."""
-    check_together(batch, "whole_sequences", "sequence_token_ratio", "the steps of a sequence")
+    check_together(batch, "whole_sequences", "sequence_token_ratio")
     return sequence_token_log_ratio(log_ratio, batch.mask)
 
 
 def geometric_mean_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
     """The geometric mean of the sequence's clipped ratios, at each of its steps."""
-    check_together(batch, "whole_sequences", "geometric_mean_ratio", "the steps of a sequence")
+    check_together(batch, "whole_sequences", "geometric_mean_ratio")
     return geometric_mean_log_ratio(
         log_ratio, batch.advantage, batch.mask, clip_low=hyperparams.clip_low, clip_high=hyperparams.clip_high
     )
@@ -123,5 +125,5 @@ def geometric_mean_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hyperp
 
 def vespo_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
     """VESPO's weight of the whole sequence, with the gradient of each step's log-ratio."""
-    check_together(batch, "whole_sequences", "vespo_ratio", "the steps of a sequence")
+    check_together(batch, "whole_sequences", "vespo_ratio")
     return vespo_log_weight(log_ratio, batch.advantage, batch.mask)

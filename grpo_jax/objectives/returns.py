@@ -1,4 +1,8 @@
-"""Returns-to-go, and advantages relative to the values of states."""
+"""Returns-to-go, and advantages relative to the values of states.
+
+Steps are time-major, `[T, ...]`, and so are the results, in the units of the rewards. `terminated` is true where the
+task ended the episode, `truncated` where a limit cut it. `discount` and `gae_lambda` are in [0, 1].
+"""
 
 import functools
 
@@ -38,25 +42,21 @@ def gae(
         A_t = delta_t + discount lambda (1 - terminated_t)(1 - truncated_t) A_{t+1}
 
     https://arxiv.org/abs/1506.02438. Termination stops the bootstrap; truncation does not, but both end the trace.
-    Targets for the values are `A + V`.
+    Targets for the values are `A + V`. With lambda 0 it is the one-step error, with 1 the return minus the value.
 
     Args:
-      rewards: `[T, ...]`.
+      rewards, terminated, truncated: `[T, ...]`.
       values: `[T, ...]`, of the observation before the step.
       next_values: `[T, ...]`, of the true observation after the step: at the end of an episode its final one, never
         the first one of the next episode. Ignored where terminated.
-      terminated: `[T, ...]`, true where the task ended the episode.
-      truncated: `[T, ...]`, true where a limit cut it.
-      discount: in [0, 1].
-      gae_lambda: in [0, 1]; 0 is the one-step error, 1 is return minus value.
-
-    Returns:
-      `[T, ...]`, in the units of the values.
+      discount, gae_lambda: of the formula.
     """
     chex.assert_equal_shape([rewards, values, next_values, terminated, truncated])
     rewards, values, next_values = map(at_least_float32, (rewards, values, next_values))
     terminated, ended = terminated.astype(bool), jnp.logical_or(terminated, truncated)
+    # delta_t = r_t + discount (1 - terminated_t) V(s'_t) - V(s_t); a value beyond the end may be NaN, so no product
     deltas = rewards + discount * jnp.where(terminated, 0.0, next_values) - values
+    # A_t = delta_t + discount lambda (1 - ended_t) A_{t+1}
     return _accumulate(deltas, ended, discount * gae_lambda)
 
 
@@ -74,7 +74,7 @@ def next_values(values: jax.Array, final_values: jax.Array, truncated: jax.Array
       `[T, N]`; NaN at truncations for which there is no final value.
     """
     values, final_values = at_least_float32(values), at_least_float32(final_values)
-    following = jnp.concatenate([values[1:], final_values[-1:]])
+    following = jnp.concatenate([values[1:], final_values[-1:]])  # V(s'_t) = V(s_{t+1}), but for truncations
     if len(final_values) == 1:
         return following
     num_before = jnp.cumsum(truncated, axis=0) - jnp.asarray(truncated, int)
@@ -84,17 +84,9 @@ def next_values(values: jax.Array, final_values: jax.Array, truncated: jax.Array
 
 
 def discounted_returns(rewards: jax.Array, ended: jax.Array, *, discount: float) -> jax.Array:
-    """Discounted return-to-go of every step, within its episode and the window.
+    """Discounted return-to-go of every step, within its episode and the window; `ended` is true on its last step.
 
-        R_t = r_t + discount (1 - ended_t) R_{t+1},  R_T = 0
-
-    Args:
-      rewards: `[T, ...]`.
-      ended: `[T, ...]`, true on the last step of an episode.
-      discount: in [0, 1].
-
-    Returns:
-      `[T, ...]`, in the units of the rewards.
+    R_t = r_t + discount (1 - ended_t) R_{t+1},  R_T = 0
     """
     chex.assert_equal_shape([rewards, ended])
     return _accumulate(at_least_float32(rewards), ended.astype(bool), discount)
@@ -124,15 +116,9 @@ def bootstrapped_returns(
 
         R_t = r_t + discount (1 - terminated_t) R_{t+1},  with V(s') for R_{t+1} where truncated and at the window's end
 
-    Args:
-      rewards: `[T, N]`.
-      final_values: `[F, N]`, as `next_values` takes them.
-      terminated, truncated: `[T, N]` bool.
-      discount: in [0, 1].
-
-    Returns:
-      `[T, N]`, in the units of the rewards.
+    All are `[T, N]`, but the final values `[F, N]`, as `next_values` takes them.
     """
+    # R_t - 0 = GAE of values 0 at lambda 1, whose next values are V(s') where a return is cut, and 0 elsewhere
     after_window = jnp.broadcast_to(final_values[-1], rewards.shape)
     bootstraps = next_values(after_window, final_values, truncated)
     bootstraps = jnp.where(jnp.asarray(truncated).at[-1].set(True), bootstraps, 0.0)

@@ -9,8 +9,6 @@ widths of a clip of the ratio below and above 1. The functions of `ratios` chang
     clipped_surrogate(sequence_log_ratio(log_ratio, mask), advantages, clip_low=3e-4, clip_high=4e-4)     # GSPO
 
 At ratio 1 every surrogate has the gradient of the plain policy gradient, `advantage * d log_prob`.
-
-Numbers may be of any type; half precision, integers and booleans are computed with as `precision` says.
 """
 
 import jax
@@ -89,7 +87,10 @@ def policy_gradient_surrogate(
     REINFORCE; with group-relative advantages GPG (https://arxiv.org/abs/2504.02546). With `log_prob` the loss has its
     published value; the log-ratio differs from it by a constant, so the gradient is the same without.
     """
-    return jax.lax.stop_gradient(at_least_float32(advantages)) * _with_value(log_ratio, log_prob)
+    log_ratio = at_least_float32(log_ratio)  # d log_ratio = d log pi: log pi_behaviour is a constant
+    if log_prob is not None:
+        log_ratio = log_ratio + jax.lax.stop_gradient(log_prob - log_ratio)  # the value of log pi
+    return jax.lax.stop_gradient(at_least_float32(advantages)) * log_ratio
 
 
 def cispo_surrogate(
@@ -120,6 +121,7 @@ def truncated_surrogate(
 
     DPPO (https://arxiv.org/abs/2602.04879). `log_prob`: see `policy_gradient_surrogate`.
     """
+    # min(ratio, limit) = clip(ratio, 1 - 1, 1 + (limit - 1)), as no ratio is negative
     return cispo_surrogate(log_ratio, advantages, clip_low=1.0, clip_high=limit - 1.0, log_prob=log_prob)
 
 
@@ -146,9 +148,3 @@ class SapoHyperparams(Hyperparams):
     """Temperature of SAPO's sigmoid where the advantage is positive."""
     sapo_tau_negative: float = number(1.05, POSITIVE)
     """Temperature of SAPO's sigmoid where the advantage is negative."""
-
-
-def _with_value(log_ratio: jax.Array, log_prob: jax.Array | None) -> jax.Array:
-    """The gradient of the log-ratio with the value of the log-probability."""
-    log_ratio = at_least_float32(log_ratio)
-    return log_ratio if log_prob is None else log_ratio + jax.lax.stop_gradient(log_prob - log_ratio)

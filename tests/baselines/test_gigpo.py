@@ -17,8 +17,8 @@ from grpo_jax.policies.token_policy import TokenCarry
 
 T, N, GROUP = 12, 12, 6
 OPTIONS = {"rtol": 2e-4, "atol": 2e-5}
-by_state = jax.jit(same_state_advantage, static_argnames=("group_size", "normalize", "ddof"))
-by_turn = jax.jit(same_turn_advantage, static_argnames=("group_size", "normalize", "ddof"))
+by_state = jax.jit(same_state_advantage, static_argnames="group_size")
+by_turn = jax.jit(same_turn_advantage, static_argnames="group_size")
 
 
 def compared(visits):

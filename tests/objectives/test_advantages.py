@@ -8,24 +8,24 @@ import numpy as np
 import pytest
 
 from grpo_jax import objectives
+from grpo_jax.baselines import same_state_advantage
 from grpo_jax.environments import tokens
 from grpo_jax.types import RewardParts
 
 MAGNITUDES = [1e-3, 1.0, 100 / 3, 1e30]
 SCORES = np.random.default_rng(0).normal(3.0, 2.0, (5, 4)).astype(np.float32)
 LENGTHS = np.random.default_rng(1).integers(1, 9, (5, 4))
-GROUPWISE = {
-    "group_normalized": objectives.group_normalized,
-    "group_centered": objectives.group_centered,
-    "leave_one_out": objectives.leave_one_out,
-    "length_weighted": lambda scores: objectives.length_weighted(
-        scores, jnp.resize(jnp.asarray(LENGTHS), scores.shape)
-    ),
-    "pass_at_k": objectives.pass_at_k,
-    "pass_at_k, not normalised": functools.partial(objectives.pass_at_k, normalize=False),
-    "decoupled_normalized": lambda scores: objectives.decoupled_normalized(scores[None], jnp.ones(1)),
+NAMES = "group_normalized group_centered leave_one_out pass_at_k max_rl batch_normalized"
+IN_GROUPS = {name: getattr(objectives, name) for name in NAMES.split()} | {
+    "length_weighted": lambda r: objectives.length_weighted(r, jnp.resize(jnp.asarray(LENGTHS), r.shape)),
+    "decoupled_normalized": lambda r: objectives.decoupled_normalized(r[None], jnp.ones(1)),
 }
-IN_GROUPS = GROUPWISE | {"batch_normalized": objectives.batch_normalized}
+OF_ONE_GROUP = IN_GROUPS | {
+    "whiten": objectives.whiten,
+    "process_supervised": lambda r: objectives.process_supervised(r, jnp.ones(r.shape), r.shape[1]),
+    "same_state_advantage": lambda r: same_state_advantage(r, jnp.zeros(r.shape), jnp.ones(r.shape), r.shape[1]),
+}
+in_groups = jax.jit(lambda scores: {name: estimate(scores) for name, estimate in IN_GROUPS.items()})
 
 
 def steps(lengths, num_steps=8):
@@ -40,25 +40,56 @@ def close(actual, expected, tolerance=2e-6):
 # --- degenerate groups -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", IN_GROUPS)
-def test_a_group_without_a_comparison(name):
-    """Equal scores give exactly 0, NaN stays in its group, one rollout is no group."""
-    estimate = jax.jit(IN_GROUPS[name])
+def test_equal_scores_give_exactly_zero():
     for group_size in (4, 11):  # 11 times a float32 number, divided by 11, need not be that number
-        constant = np.broadcast_to(np.asarray(MAGNITUDES, np.float32)[:, None], (4, group_size))
-        scores = np.concatenate([constant, SCORES.reshape(-1)[None, :group_size]])
+        constant = np.repeat(np.float32(MAGNITUDES)[:, None], group_size, axis=1)
         with jax.debug_nans(True):
-            result = np.asarray(estimate(scores))
-        np.testing.assert_array_equal(result[:4], 0.0)
-        assert np.any(result[4] != 0)
-    if name in GROUPWISE:
-        scores = SCORES.copy()
-        scores[1, 2] = np.nan
-        result, clean = np.asarray(estimate(scores)), np.asarray(estimate(SCORES))
-        np.testing.assert_array_equal(np.delete(result, 1, axis=0), np.delete(clean, 1, axis=0))
-        assert np.isnan(result[1]).any()
-    with pytest.raises(ValueError, match="group_size is 1.*group_size >= 2"):
-        IN_GROUPS[name](jnp.ones((3, 1)))
+            results = in_groups(np.concatenate([constant, SCORES.reshape(1, -1)[:, :group_size]]))
+        for name, result in results.items():
+            np.testing.assert_array_equal(result[:4], 0.0, err_msg=name)
+            assert np.any(result[4] != 0), name
+
+
+def test_scores_within_rounding_are_equal_and_others_are_not():
+    estimate_all = jax.jit(lambda scores: {name: estimate(scores) for name, estimate in OF_ONE_GROUP.items()})
+    for magnitude in (1e-3, 1.0, 1e3, 1e15):
+        noisy, real = np.full((2, 1, 6), magnitude, np.float32)
+        noisy[0, ::2] *= 1 + 4 * np.finfo(np.float32).eps
+        real[0, ::2] *= 1 + np.float32(1e-5)
+        assert not any(advantage.any() for advantage in estimate_all(noisy).values())
+        for name, advantage in estimate_all(real).items():
+            if magnitude == 1e3 and name.endswith(("normalized", "whiten", "supervised", "same_state_advantage")):
+                np.testing.assert_allclose(advantage[0, :2], [1, -1], rtol=1e-2, err_msg=name)
+            elif name != "pass_at_k":  # two reach the best score
+                assert advantage.any(), name
+
+
+@pytest.mark.parametrize("formula", [objectives.whiten, objectives.group_normalized])
+def test_equal_scores_have_no_slope(formula):
+    slope = jax.jit(jax.grad(lambda x: formula(x)[0, 1]))
+    with jax.debug_nans(True):
+        for scores in ([0.0] * 4, [1e8, 1e8 + 8, 1e8, 1e8], [-0.1] * 4):
+            assert not jnp.any(slope(jnp.array([scores])))
+
+
+def test_nan_stays_in_its_group():
+    spoilt, clean = SCORES.copy(), in_groups(SCORES)
+    spoilt[1, 2] = np.nan
+    for name, result in in_groups(spoilt).items():
+        if name != "batch_normalized":
+            np.testing.assert_array_equal(np.delete(result, 1, axis=0), np.delete(clean[name], 1, axis=0))
+            assert np.isnan(result[1]).any() or name == "max_rl"  # whose mean is not above 0
+
+
+def test_groups_without_a_comparison_are_refused():
+    x = jnp.ones((2, 6))
+    for estimate in IN_GROUPS.values():
+        with pytest.raises(ValueError, match="group_size is 1.*group_size >= 2"):
+            estimate(x[:, :1])
+    for estimate in (objectives.process_supervised, objectives.same_step_leave_one_out):
+        for group_size, message in ((1, "group_size >= 2"), (4, "6 rollouts do not split into groups of 4")):
+            with pytest.raises(ValueError, match=message):
+                estimate(x, x, group_size)
 
 
 def test_normalisation_is_free_of_scale():
@@ -82,15 +113,6 @@ def test_equal_rewards_of_steps():
         np.testing.assert_array_equal(objectives.same_step_leave_one_out(constant, everywhere, 4), constant)
 
 
-def test_step_estimators_refuse_groups_that_do_not_fit():
-    x = jnp.ones((2, 6))
-    for estimator in (objectives.process_supervised, objectives.same_step_leave_one_out):
-        with pytest.raises(ValueError, match="group_size >= 2"):
-            estimator(x, x, 1)
-        with pytest.raises(ValueError, match="6 rollouts do not split into groups of 4"):
-            estimator(x, x, 4)
-
-
 # --- values ----------------------------------------------------------------------------------------------------------
 
 
@@ -101,7 +123,7 @@ def test_group_of_four_by_hand():
         functools.partial(objectives.group_normalized, eps=0.0): np.array([[-1, -1, -1, 3]]) / np.sqrt(3),
         functools.partial(objectives.group_normalized, eps=0.0, ddof=1): np.array([[-1, -1, -1, 3]]) / 2,
         functools.partial(objectives.group_normalized, eps=1.0, ddof=1): np.array([[-1, -1, -1, 3]]) / 3,
-        functools.partial(objectives.pass_at_k, normalize=False): [[0, 0, 0, 4]],
+        functools.partial(objectives.pass_at_k, eps=0.0): [[0, 0, 0, 4 / np.sqrt(3)]],
         lambda scores: objectives.length_weighted(scores, jnp.array([[2, 2, 2, 6]])): [[-2, -2, -2, 2]],
         lambda scores: objectives.greedy_baseline(scores, jnp.array([3.0])): [[-3, -3, -3, 1]],
     }
@@ -134,17 +156,23 @@ def test_whiten_ignores_what_is_masked():
                 np.testing.assert_array_equal(whiten(values.astype(np.float32), few), 0.0)
 
 
-def test_process_supervised_against_loops():
-    mask, group_size = np.asarray(steps(LENGTHS)), 4
-    rewards_ = np.random.default_rng(3).normal(1, 2, mask.shape)
+@pytest.mark.parametrize("share", [1.0, 0.4])
+def test_process_supervised_against_loops(share):
+    """Where a share of the steps is rewarded, the others have a part in no mean, and get what is to go."""
+    mask, rng = np.asarray(steps(LENGTHS)), np.random.default_rng(3)
+    rewards_, rewarded = rng.normal(1, 2, mask.shape), rng.random(mask.shape) < share
     expected = np.zeros(mask.shape)
-    for g in range(0, mask.shape[1], group_size):
-        members = slice(g, g + group_size)
-        valid = rewards_[:, members][mask[:, members]]
-        normalised = np.where(mask[:, members], (rewards_[:, members] - valid.mean()) / (valid.std() + 1e-6), 0)
-        expected[:, members] = np.cumsum(normalised[::-1], axis=0)[::-1] * mask[:, members]
+    for g in range(0, mask.shape[1], 4):
+        group = np.s_[:, g : g + 4]
+        counted = (mask & rewarded)[group]
+        valid = rewards_[group][counted]
+        normalised = np.where(counted, (rewards_[group] - valid.mean()) / (valid.std() + 1e-6), 0)
+        expected[group] = np.cumsum(normalised[::-1], axis=0)[::-1] * mask[group]
     garbage = jnp.asarray(np.where(mask, rewards_, np.nan), jnp.float32)
-    close(jax.jit(objectives.process_supervised, static_argnums=2)(garbage, mask, group_size), expected, 1e-5)
+    actual = jax.jit(objectives.process_supervised, static_argnums=2)(garbage, mask, 4, rewarded=rewarded)
+    close(actual, expected, 1e-5)
+    if share == 1.0:
+        np.testing.assert_array_equal(actual, objectives.process_supervised(garbage, mask, 4))
 
 
 def test_same_step_leave_one_out_against_loops():
@@ -254,19 +282,3 @@ def test_overlong_punishment():
     lengths = jnp.asarray([0, 80, 85, 90, 100, 120])
     close(tokens.overlong_punishment(lengths, max_length=100, buffer=20), [0, 0, -0.25, -0.5, -1, -1])
     close(tokens.overlong_punishment(jnp.asarray([99, 100, 101]), max_length=100, buffer=0), [0, 0, -1])
-
-
-def test_weighted_rewards():
-    parts = jnp.asarray([[[1.0, 10.0], [2.0, 20.0]]])
-    close(RewardParts(parts, jnp.asarray([1.0, 0.5])).total, [[6, 12]])
-
-
-def test_process_supervision_with_rewards_on_some_steps_only():
-    rewards = np.float32([[9, 9], [1, 3], [9, 9], [2, 2]])
-    rewarded, mask = np.array([[0, 0], [1, 1], [0, 0], [1, 1]], bool), np.ones((4, 2), bool)
-    mask[3, 1] = False
-    # Judged and valid: 1, 3 and 2; mean 2, standard deviation sqrt(2/3).
-    unit = 1 / np.sqrt(2 / 3)
-    expected = [[-unit, unit], [-unit, unit], [0, 0], [0, 0]]
-    actual = jax.jit(objectives.process_supervised, static_argnums=2)(rewards, mask, 2, rewarded=rewarded)
-    np.testing.assert_allclose(actual, expected, atol=1e-5)

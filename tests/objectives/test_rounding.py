@@ -1,4 +1,4 @@
-"""What differs by rounding alone is equal: log-ratios in penalties, scores of a group. More counts in full."""
+"""What differs by rounding alone is equal: log-ratios, returns of paths, whole updates. More counts in full."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ import pytest
 
 from grpo_jax import GRPO, Config, Hyperparams, make_init, make_train_step, objectives, with_reference
 from grpo_jax.algorithms import by_name
-from grpo_jax.baselines import GigpoHyperparams, same_state_advantage
+from grpo_jax.baselines import GigpoHyperparams
 from grpo_jax.environments.tokens import Reward, make_task
 from grpo_jax.policies import Transformer, categorical, diagonal_gaussian
 from grpo_jax.types import RewardParts, Trajectory
@@ -68,43 +68,6 @@ def test_penalties_and_masks_start_beyond_rounding():
         assert not all(keep(beside(LOG_PROB, sign * REAL), LOG_PROB).all() for sign in (-1, 1)), name
 
 
-IN_GROUPS = {
-    "group_normalized": objectives.group_normalized,
-    "group_centered": objectives.group_centered,
-    "leave_one_out": objectives.leave_one_out,
-    "batch_normalized": objectives.batch_normalized,
-    "pass_at_k": objectives.pass_at_k,
-    "max_rl": objectives.max_rl,
-    "length_weighted": lambda scores: objectives.length_weighted(scores, jnp.ones(scores.shape)),
-    "decoupled_normalized": lambda scores: objectives.decoupled_normalized(scores[None], jnp.ones(1)),
-    "whiten": objectives.whiten,
-    "process_supervised": lambda scores: objectives.process_supervised(scores, jnp.ones(scores.shape), 6),
-    "same_state_advantage": lambda scores: same_state_advantage(
-        scores, jnp.zeros(scores.shape), jnp.ones(scores.shape), 6
-    ),
-}
-
-
-NORMALIZED = {
-    *("group_normalized", "batch_normalized", "decoupled_normalized", "whiten"),
-    *("same_state_advantage", "process_supervised"),
-}
-
-
-def test_scores_within_rounding_are_equal_and_others_are_not():
-    estimate_all = jax.jit(lambda scores: {name: estimate(scores) for name, estimate in IN_GROUPS.items()})
-    for magnitude in (1e-3, 1.0, 1e3, 1e15):
-        noisy, real = np.full((2, 1, 6), magnitude, np.float32)
-        noisy[0, ::2] *= 1 + NOISE
-        real[0, ::2] *= 1 + np.float32(1e-5)
-        assert not any(advantage.any() for advantage in estimate_all(noisy).values())
-        for name, advantage in estimate_all(real).items():
-            if magnitude == 1e3 and name in NORMALIZED:
-                np.testing.assert_allclose(advantage[0, :2], [1, -1], rtol=1e-2, err_msg=name)
-            elif name != "pass_at_k":  # two reach the best score
-                assert advantage.any(), name
-
-
 NOTHING = Trajectory(**dict.fromkeys(Trajectory._fields))
 PATHS = np.random.default_rng(0).normal(300, 200, (10, 16)).astype(np.float32)
 
@@ -125,14 +88,6 @@ def of_paths(names, change):
     hyperparams = GigpoHyperparams(discount=1.0, step_advantage_coef=0.0)
     advantages = jax.jit(lambda t: {name: by_name(name).advantage(t, hyperparams, 8) for name in names})
     return jax.device_get(advantages(jax.tree.map(jnp.asarray, trajectory)))
-
-
-@pytest.mark.parametrize("formula", [objectives.whiten, objectives.group_normalized])
-def test_equal_scores_have_no_slope(formula):
-    slope = jax.jit(jax.grad(lambda x: formula(x)[0, 1]))
-    with jax.debug_nans(True):
-        for scores in ([0.0] * 4, [1e8, 1e8 + 8, 1e8, 1e8], [-0.1] * 4):
-            assert not jnp.any(slope(jnp.array([scores])))
 
 
 OF_SCORES = "grpo dr_grpo rloo opo pass_at_k lite_ppo max_rl gdpo gigpo reinforce_plus_plus_baseline".split()
