@@ -254,9 +254,9 @@ def behaviour_policy(config: Config, normalizer: Normalizer, hyperparams: Hyperp
 def kept_with(config: Config, key: tuple, make: Callable[[], Any]) -> Any:
     """What `make` returned at the first call with this key and an equal config, of the last `MAX_KEPT` configs.
 
-    The key includes JAX's settings that change what is traced although JAX would use an older trace.
+    The key includes those settings of JAX that change what is traced.
     """
-    key = key, jax.config.jax_debug_nans, jax.config.jax_default_prng_impl
+    key = key, *(getattr(jax.config, name) for name in TRACED_SETTINGS)
     kept = _kept(config if _is_fixed(config) else id(config))
     kept.setdefault("config", config)  # alive, so that no other config has its id
     if key not in kept:
@@ -264,6 +264,7 @@ def kept_with(config: Config, key: tuple, make: Callable[[], Any]) -> Any:
     return kept[key]
 
 
+TRACED_SETTINGS = ("jax_debug_nans", "jax_default_prng_impl", "jax_enable_x64", "jax_default_matmul_precision")
 MAX_KEPT = 32
 """The most configs of which programs are kept."""
 

@@ -7,6 +7,7 @@ import pytest
 from probes import Probe, copy_task
 
 from grpo_jax import GRPO, Config, Hyperparams, evaluate, make_init, make_train_step, with_reference
+from grpo_jax.config import kept_with
 from grpo_jax.policies import MLP, Transformer, categorical
 
 SIZES = {"num_envs": 4, "num_minibatches": 1, "num_epochs": 1, "network": MLP((4,))}
@@ -65,6 +66,14 @@ def test_nan_is_made_only_for_what_is_wrong():
         with pytest.raises(FloatingPointError):
             log_prob(logits, jnp.array([0, 2]))
     assert np.isnan(log_prob(logits, jnp.array([0, 2]))).tolist() == [False, True]
+
+
+def test_programs_kept_for_equal_configs_are_of_the_same_settings_of_jax():
+    first, again = (Config(**ONE | {"algorithm": "ppo", "environment": "CartPole-v1"}) for _ in range(2))
+    kept = kept_with(first, ("state",), lambda: jnp.zeros(1))
+    assert kept_with(again, ("state",), lambda: jnp.zeros(1)) is kept
+    with jax.enable_x64(True):
+        assert kept_with(again, ("state",), lambda: jnp.zeros(1)).dtype == jnp.float64
 
 
 @pytest.mark.slow
