@@ -6,16 +6,7 @@
 from collections.abc import Callable
 from typing import Annotated, NamedTuple, get_type_hints
 
-from grpo_jax import objectives
-from grpo_jax.baselines import (
-    Baseline,
-    GigpoHyperparams,
-    KernelHyperparams,
-    gigpo_advantage,
-    kernel_baseline,
-    same_step_baseline,
-    state_hash_baseline,
-)
+from grpo_jax import baselines, objectives
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.groups import ANCHORED, CONTINUE, FRESH, Start
 from grpo_jax.hyperparams import Hyperparams
@@ -44,7 +35,7 @@ class Algorithm(NamedTuple):
     critic: Annotated[Callable | None, "(values, targets, behaviour_values, hyperparams) -> loss [S, N]"]
     # the steps whose surrogate counts; None: all
     step_mask: Annotated[Callable | None, "(prediction, batch, hyperparams) -> bool [S, N]"] = None
-    baseline: Baseline | None = None  # values that advantages are relative to; None: the critic's, if it exists
+    baseline: baselines.Baseline | None = None  # values that advantages are relative to; None: the critic's, if any
     # the parameters of the reference policy for the next iteration, counted from 1; None: no reference exists
     reference: Annotated[Callable | None, "(reference_params, params, iteration, hyperparams) -> parameters"] = None
     # with the estimate k1 of the KL to the reference, or None; None leaves the rewards unchanged
@@ -104,6 +95,8 @@ GRPO = Algorithm(
 )
 """Group relative policy optimisation: one-episode groups, outcome supervision, a mean over all valid steps."""
 
+_UNCLIPPED = with_hyperparams(objectives.unclipped_surrogate)
+_POLICY_GRADIENT = with_hyperparams(objectives.policy_gradient_surrogate)
 # The paper compares whole completions.
 GRPO_RETURN_TO_GO = GRPO._replace(advantage=objectives.return_to_go_advantage, normalize=objectives.whiten)
 GRPO_PROCESS = GRPO._replace(advantage=objectives.process_supervised_advantage)
@@ -116,65 +109,36 @@ REINFORCE_PLUS_PLUS = GRPO._replace(advantage=whitened(objectives.returns_to_go)
 # The paper's KL is to a reference.
 REINFORCE_PLUS_PLUS_BASELINE = GRPO._replace(advantage=whitened(outcome(objectives.group_centered)))
 # Ratios are clipped, and one greedy episode serves a whole group.
-REMAX = GRPO._replace(
-    advantage=outcome(objectives.greedy_baseline, objectives.episode_scores, objectives.greedy_scores),
-    greedy_member=True,
-)
+_GREEDY = outcome(objectives.greedy_baseline, objectives.episode_scores, objectives.greedy_scores)
+REMAX = GRPO._replace(advantage=_GREEDY, greedy_member=True)
 # The paper is strictly on-policy, without a clip and a KL penalty.
-OPO = GRPO._replace(
-    advantage=outcome(objectives.length_weighted, objectives.episode_scores, objectives.episode_lengths)
-)
+_BY_LENGTH = outcome(objectives.length_weighted, objectives.episode_scores, objectives.episode_lengths)
+OPO = GRPO._replace(advantage=_BY_LENGTH)
 # The lead is in standard deviations of the group, as in verl.
 PASS_AT_K = GRPO._replace(advantage=outcome(objectives.pass_at_k))
 # The paper has no KL penalty, and weighs groups with a signal more where others have none.
-GPG = GRPO._replace(
-    advantage=outcome(objectives.group_centered), surrogate=with_hyperparams(objectives.policy_gradient_surrogate)
-)
+GPG = GRPO._replace(advantage=outcome(objectives.group_centered), surrogate=_POLICY_GRADIENT)
 # clip_high=0.28 is to be set; dynamic sampling is `num_kept_groups`, overlong filtering `filter_overlong`.
 DAPO = GRPO._replace(penalties=(entropy_bonus,), live_groups_only=True)
 # The paper's clip widths, 3e-4 and 4e-4, are to be set, as is kl_coef=0.
 GSPO = GRPO._replace(ratio=objectives.sequence_ratio, reduce=objectives.mean_of_sequence_means, whole_sequences=True)
 # The paper's clip widths, 0.4, are to be set.
-GMPO = GRPO._replace(
-    ratio=objectives.geometric_mean_ratio,
-    surrogate=with_hyperparams(objectives.unclipped_surrogate),
-    reduce=objectives.mean_of_sequence_means,
-    whole_sequences=True,
-)
+GMPO = GSPO._replace(ratio=objectives.geometric_mean_ratio, surrogate=_UNCLIPPED)
 # The paper has no KL penalty, and no lower bound of the weight, as with clip_low=1.
 CISPO = GRPO._replace(surrogate=with_hyperparams(objectives.cispo_surrogate, "clip_low", "clip_high"))
 # The paper averages by sequence.
-SAPO = GRPO._replace(
-    surrogate=with_hyperparams(
-        objectives.sapo_surrogate, tau_positive="sapo_tau_positive", tau_negative="sapo_tau_negative"
-    ),
-    hyperparams=objectives.SapoHyperparams,
-)
+_TEMPERATURES = {"tau_positive": "sapo_tau_positive", "tau_negative": "sapo_tau_negative"}
+_SOFT_GATE = with_hyperparams(objectives.sapo_surrogate, **_TEMPERATURES)
+SAPO = GRPO._replace(surrogate=_SOFT_GATE, hyperparams=objectives.SapoHyperparams)
 # The default of covariance_fraction is ten times the paper's.
-CLIP_COV = GRPO._replace(
-    ratio=objectives.covariance_clipped_ratio,
-    hyperparams=objectives.CovarianceHyperparams,
-    whole_minibatches=True,
-)
+_COVARIANCE = GRPO._replace(hyperparams=objectives.CovarianceHyperparams, whole_minibatches=True)
+CLIP_COV = _COVARIANCE._replace(ratio=objectives.covariance_clipped_ratio)
 # As in the paper, for its smaller model.
-KL_COV = GRPO._replace(
-    surrogate=with_hyperparams(objectives.unclipped_surrogate),
-    penalties=(objectives.covariance_kl, entropy_bonus),
-    hyperparams=objectives.CovarianceHyperparams,
-    whole_minibatches=True,
-)
+KL_COV = _COVARIANCE._replace(surrogate=_UNCLIPPED, penalties=(objectives.covariance_kl, entropy_bonus))
 # The KL is to the behaviour policy, not to a reference.
 GRPO_PER_SEQUENCE = GRPO._replace(reduce=objectives.mean_of_sequence_means)
-GDPO = GRPO._replace(
-    advantage=whitened(
-        outcome(
-            objectives.decoupled_normalized,
-            objectives.reward_part_scores,
-            objectives.reward_part_weights,
-            objectives.rewarded_parts,
-        )
-    )
-)
+_PARTS = objectives.reward_part_scores, objectives.reward_part_weights, objectives.rewarded_parts
+GDPO = GRPO._replace(advantage=whitened(outcome(objectives.decoupled_normalized, *_PARTS)))
 GSPO_TOKEN = GSPO._replace(ratio=objectives.sequence_token_ratio)
 LUSPO = GSPO._replace(reduce=objectives.mean_of_sequence_sums)
 # The paper has no KL penalty.
@@ -185,17 +149,14 @@ TWO_SIDED_CLIP = GRPO._replace(
     hyperparams=objectives.DualClipHyperparams,
 )
 # The paper's KL is to a reference.
-GIGPO = GRPO._replace(advantage=gigpo_advantage(), hyperparams=GigpoHyperparams)
+GIGPO = GRPO._replace(advantage=baselines.gigpo_advantage(), hyperparams=baselines.GigpoHyperparams)
 # The advantage alone is the paper's.
 MAX_RL = GRPO._replace(advantage=outcome(objectives.max_rl))
 # The advantage alone is the paper's.
 OPTIMAL_TOKEN_BASELINE = GRPO._replace(advantage=objectives.optimal_token_baseline_advantage)
 # It is prime-rl's variant; clip_low is the largest change of a probability.
-IPO = GRPO._replace(
-    surrogate=with_hyperparams(objectives.unclipped_surrogate),
-    penalties=(objectives.k2_to_behaviour, entropy_bonus),
-    step_mask=objectives.keep_near_behaviour,
-)
+_SQUARED = objectives.k2_to_behaviour, entropy_bonus
+IPO = GRPO._replace(surrogate=_UNCLIPPED, penalties=_SQUARED, step_mask=objectives.keep_near_behaviour)
 # The clip widths, such as 0.15, are to be set.
 DPPO_TV = GRPO._replace(
     surrogate=with_hyperparams(objectives.truncated_surrogate), step_mask=objectives.keep_within_total_variation
@@ -203,14 +164,9 @@ DPPO_TV = GRPO._replace(
 # The paper's clip widths, 0.05 nats, are to be set.
 DPPO_KL = DPPO_TV._replace(step_mask=objectives.keep_within_kl)
 # The ratio alone is the paper's.
-VESPO = GRPO._replace(
-    ratio=objectives.vespo_ratio, surrogate=with_hyperparams(objectives.unclipped_surrogate), whole_sequences=True
-)
+VESPO = GRPO._replace(ratio=objectives.vespo_ratio, surrogate=_UNCLIPPED, whole_sequences=True)
 # The paper learns values, from given data; here the members of a group are compared, on their own data.
-DRO = GRPO._replace(
-    surrogate=with_hyperparams(objectives.policy_gradient_surrogate),
-    penalties=(objectives.k2_to_behaviour, entropy_bonus),
-)
+DRO = GRPO._replace(surrogate=_POLICY_GRADIENT, penalties=_SQUARED)
 # The paper's is a variant of DAPO.
 HIGH_ENTROPY = GRPO._replace(step_mask=objectives.keep_high_entropy, whole_minibatches=True)
 # Of the paper's changes to GRPO it has this mask and the estimate of the KL.
@@ -229,36 +185,30 @@ PPO = GRPO._replace(
 """Proximal policy optimisation with GAE and a clipped critic."""
 _GROUP_GAE = PPO._replace(start=ANCHORED, critic=None, normalize=objectives.scale_by_rms)
 # The paper's estimator is a relative; this one has GAE, and groups that meet again.
-KERNEL_GAE = _GROUP_GAE._replace(baseline=kernel_baseline(), hyperparams=KernelHyperparams)
+KERNEL_GAE = _GROUP_GAE._replace(baseline=baselines.kernel_baseline(), hyperparams=baselines.KernelHyperparams)
 """PPO without a critic: values of states are returns of similar ones in other environments."""
 # The paper compares whole completions.
-SAME_STEP_GAE = _GROUP_GAE._replace(baseline=same_step_baseline())
+SAME_STEP_GAE = _GROUP_GAE._replace(baseline=baselines.same_step_baseline())
 # As of SAME_STEP_GAE; the critic bootstraps where the window ends, and nowhere else.
 SAME_STEP_CRITIC = SAME_STEP_GAE._replace(critic=with_hyperparams(objectives.value_loss))
 # The paper has 9 branches, from every step of reasoning. GAE's lambda may then be 0.
 VINE_PPO = _GROUP_GAE._replace(start=FRESH, num_branches=4)
 # Visits of all rollouts count, in the paper those of the group.
-STATE_HASH = _GROUP_GAE._replace(advantage=objectives.return_minus_value_advantage, baseline=state_hash_baseline())
+STATE_HASH = SAME_STEP_GAE._replace(
+    advantage=objectives.return_minus_value_advantage, baseline=baselines.state_hash_baseline()
+)
 
 _TABLE = {
     "grpo": (GRPO, "2402.03300", "One-episode groups: the return relative to its group's, in standard deviations"),
-    "grpo_return_to_go": (
-        GRPO_RETURN_TO_GO,
-        "2402.14740",
-        "Each step's return-to-go relative to the group's at that step",
-    ),
-    "grpo_process": (
-        GRPO_PROCESS,
-        "2402.03300",
-        "Rewards of single steps, normalised in the group (process supervision)",
-    ),
+    "grpo_return_to_go": (GRPO_RETURN_TO_GO, "2402.14740", "Each return-to-go relative to the group's at that step"),
+    "grpo_process": (GRPO_PROCESS, "2402.03300", "Process supervision: rewards of steps, normalised in the group"),
     "dr_grpo": (DR_GRPO, "2503.20783", "No division by the group's deviation or by the episode's length"),
     "rloo": (RLOO, "2402.14740", "The return minus the mean of the others in the group (leave-one-out)"),
     "reinforce_plus_plus": (REINFORCE_PLUS_PLUS, "2501.03262", "Returns-to-go, whitened over the batch; no groups"),
     "reinforce_plus_plus_baseline": (
         REINFORCE_PLUS_PLUS_BASELINE,
         "2501.03262",
-        "Minus the group's mean, then whitened over the batch",
+        "Less the group's mean, then whitened",
     ),
     "remax": (REMAX, "2310.10505", "The return minus that of a greedy episode"),
     "opo": (OPO, "2505.23585", "Minus the group's mean weighted by episode length"),
@@ -271,11 +221,7 @@ _TABLE = {
     "sapo": (SAPO, "2511.20347", "A smooth gate in place of the clip"),
     "clip_cov": (CLIP_COV, "2505.22617", "No gradient at steps of high covariance, so that entropy stays"),
     "kl_cov": (KL_COV, "2505.22617", "A KL penalty at steps of high covariance, so that entropy stays"),
-    "grpo_per_sequence": (
-        GRPO_PER_SEQUENCE,
-        "2402.03300",
-        "As first published: sequences count the same, however long",
-    ),
+    "grpo_per_sequence": (GRPO_PER_SEQUENCE, "2402.03300", "As first published: all sequences count the same"),
     "gdpo": (GDPO, "2601.05242", "Each part of the reward normalised by itself, for token tasks"),
     "gspo_token": (GSPO_TOKEN, "2507.18071", "The sequence's ratio with the gradient of each step's"),
     "luspo": (LUSPO, "2602.05261", "The sequence's ratio, and a sum over its steps"),

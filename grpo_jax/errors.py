@@ -114,8 +114,6 @@ class KnownFields:
 
     @classmethod
     def _unknown_field(cls, name: str, value: Any) -> str:
-        if name in cls.__annotations__:
-            return f"{cls.__name__} lacks a decorator: write @flax.struct.dataclass above the class"
         field = OTHER_WORDS.get(name.lower(), name)
         same = f"{name} is {field} here, " if field != name else f"{name} is "
         if field in cls.__dataclass_fields__:

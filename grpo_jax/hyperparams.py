@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -45,8 +45,7 @@ def number(default: float | None, allowed: Range = ANY, *, limit: bool = False) 
     return struct.field(default=default, metadata={"range": allowed, "limit": limit})
 
 
-@struct.dataclass
-class Hyperparams(KnownFields):
+class Hyperparams(KnownFields, struct.PyTreeNode):
     """The float settings of an algorithm, each a traced leaf: sweep any of them under `vmap` without recompiling.
 
     Numbers of a single method are in a subclass beside its formula, such as `objectives.SapoHyperparams`, which the
@@ -116,11 +115,6 @@ class Hyperparams(KnownFields):
             if isinstance(value, list) and value and all(isinstance(each, int | float) for each in value):
                 object.__setattr__(self, name, np.array(value))
 
-    if TYPE_CHECKING:  # flax's decorator defines it, which type checkers do not see
-
-        def replace(self, **changes: Any) -> Self:
-            """A copy with other values of these fields."""
-
     def broadcast(self, num_rows: int) -> "Hyperparams":
         """Every leaf as a float32 array `[num_rows]`, for `vmap`; a scalar is repeated, an array `[num_rows]` stays."""
         return jax.tree.map(lambda leaf: jnp.broadcast_to(jnp.asarray(leaf, jnp.float32), (num_rows,)), self)
@@ -162,7 +156,7 @@ def joined(first: type[Hyperparams], second: type[Hyperparams]) -> type[Hyperpar
         return first
     if issubclass(second, first):
         return second
-    return struct.dataclass(type(first.__name__, (first, second), {"__module__": first.__module__}))
+    return type(first.__name__, (first, second), {"__module__": first.__module__})
 
 
 def advice_on(name: str, hyperparams: Hyperparams) -> str:
@@ -170,8 +164,8 @@ def advice_on(name: str, hyperparams: Hyperparams) -> str:
     if owner := KnownFields.owner(name):
         return f"it is of {owner.__name__}: algorithm._replace(hyperparams={owner.__name__})"
     return (
-        f"{nearest(name, vars(hyperparams))}; for a number of your own write @flax.struct.dataclass class "
-        f"Mine(Hyperparams): {name}: float = 0.1, and algorithm._replace(hyperparams=Mine)"
+        f"{nearest(name, vars(hyperparams))}; for a number of your own write class Mine(Hyperparams): {name}: float = "
+        "0.1, and algorithm._replace(hyperparams=Mine)"
     )
 
 

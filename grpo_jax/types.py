@@ -4,7 +4,7 @@ Groups lie side by side along `B`: member `i` of group `g` is environment `g * g
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -113,8 +113,7 @@ class Trajectory(NamedTuple):
         return self.terminated | self.truncated
 
 
-@struct.dataclass
-class Batch:
+class Batch(struct.PyTreeNode):
     """The samples of an update, `[S, N]`: `S` is 1 for single steps and `T` for whole sequences."""
 
     observation: PyTree  # each leaf [S, N, ...]
@@ -138,11 +137,6 @@ class Batch:
     # What a slot may compare, as the update does not split it. No arrays, and so known while tracing.
     whole_sequences: bool = struct.field(pytree_node=False, default=False)
     whole_minibatches: bool = struct.field(pytree_node=False, default=False)
-
-    if TYPE_CHECKING:
-
-        def replace(self, **changes: Any) -> Self:
-            """A copy with other values of these fields."""
 
 
 class Prediction(NamedTuple):
@@ -190,8 +184,7 @@ class StepCount(NamedTuple):
         return self.high.astype(jnp.float32) * 2.0**31 + self.low.astype(jnp.float32)
 
 
-@struct.dataclass
-class TrainState:
+class TrainState(struct.PyTreeNode):
     """The whole state of a run, arrays only: vmap it, shard it, donate it, save it, resume from it."""
 
     params: PyTree
@@ -209,8 +202,3 @@ class TrainState:
     last_steps: jax.Array  # int32, of the last iteration; before the first, the most that one makes
     episodes: StepCount  # completed episodes so far
     hyperparams: Hyperparams
-
-    if TYPE_CHECKING:  # flax's decorator defines it, which type checkers do not see
-
-        def replace(self, **changes: Any) -> Self:
-            """A copy with other values of these fields."""

@@ -8,7 +8,6 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import struct
 
 from grpo_jax.baselines.same_state import prefix_hashes, state_numbers
 from grpo_jax.errors import ConfigError
@@ -112,7 +111,6 @@ def same_turn_advantage(
     return jnp.where(acted, jnp.take_along_axis(of_turn, start, axis=0), 0.0)
 
 
-@struct.dataclass
 class GigpoHyperparams(Hyperparams):
     """With the number of `gigpo_advantage`."""
 

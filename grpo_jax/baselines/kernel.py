@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 from jax.lax import broadcast_to_rank
 
 from grpo_jax.baselines.baseline import Baseline, stateless
@@ -31,7 +30,6 @@ class Window(NamedTuple):
     mask: jax.Array  # [T, N], true on the valid steps
 
 
-@struct.dataclass
 class KernelHyperparams(Hyperparams):
     """With the number of `kernel_baseline`."""
 

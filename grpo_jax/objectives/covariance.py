@@ -3,7 +3,6 @@
 import chex
 import jax
 import jax.numpy as jnp
-from flax import struct
 
 from grpo_jax.hyperparams import SHARE, Hyperparams, number
 from grpo_jax.objectives.divergences import abs_k1
@@ -16,7 +15,6 @@ __all__ = ["CovarianceHyperparams", "covariance_clipped_ratio", "covariance_kl",
 __all__ += ["random_covariant_steps"]
 
 
-@struct.dataclass
 class CovarianceHyperparams(Hyperparams):
     """With the numbers of Clip-Cov and KL-Cov."""
 

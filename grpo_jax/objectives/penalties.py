@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 
 from grpo_jax.hyperparams import Hyperparams, number
 from grpo_jax.objectives.divergences import k2, k3
@@ -54,7 +53,6 @@ def adaptive_entropy_coefficient(
     return jnp.where(jnp.isfinite(entropy), moved, coefficient)
 
 
-@struct.dataclass
 class EntropyHyperparams(Hyperparams):
     """With the number of an algorithm with an `entropy_controller`."""
 

@@ -13,7 +13,6 @@ At ratio 1 every surrogate has the gradient of the plain policy gradient, `advan
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 
 from grpo_jax.hyperparams import POSITIVE, Hyperparams, at_least_1, number
 from grpo_jax.objectives.ratios import importance_ratio
@@ -51,7 +50,6 @@ def clipped_surrogate(
     return jnp.where(advantages < 0, jnp.maximum(objective, dual_clip * advantages), objective)
 
 
-@struct.dataclass
 class DualClipHyperparams(Hyperparams):
     """With the number of `with_hyperparams(clipped_surrogate, "clip_low", "clip_high", "dual_clip")`."""
 
@@ -140,7 +138,6 @@ def sapo_surrogate(
     return 4.0 / tau * jax.nn.sigmoid(tau * (importance_ratio(log_ratio) - 1.0)) * advantages
 
 
-@struct.dataclass
 class SapoHyperparams(Hyperparams):
     """With the numbers of `sapo_surrogate`."""
 

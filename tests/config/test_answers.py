@@ -17,10 +17,6 @@ CONFIG = Config("Catch-bsuite", algorithm="ppo", num_envs=4, num_steps=4, num_mi
 KEYS = jax.random.split(jax.random.key(0), 4)
 
 
-class Mine(Hyperparams):  # without the decorator
-    soft_clip: float = 0.1
-
-
 def with_slots(**slots):
     algorithm = GRPO._replace(**slots)
     sizes = {"num_envs": 4, "group_size": 2, "num_minibatches": 2, "env_params": {"max_steps_in_episode": 9}}
@@ -36,7 +32,6 @@ ANSWERS = {
     ),
     "a size": (lambda: Hyperparams(num_envs=4), r"a field of Config: Config\(num_envs=4\)"),
     "a typo": (lambda: Config(num_env=5), "did you mean 'num_envs'"),
-    "no decorator": (lambda: Mine(soft_clip=0.3), "write @flax.struct.dataclass above the class"),
     "a number for keys": (lambda: run(CONFIG, Hyperparams(), 0), r"for four seeds: jax.random.split\("),
     "arguments swapped": (lambda: run(Hyperparams(), CONFIG, KEYS), "must be a Config"),
     "three rates": (lambda: run(CONFIG, Hyperparams(learning_rate=jnp.ones(3)), KEYS), r"shape \[3\].* 4 keys"),
