@@ -14,11 +14,11 @@ from grpo_jax.commands.harness.figures import with_interval
 from grpo_jax.commands.harness.limits import OutFolder
 from grpo_jax.commands.harness.parsing import invocation, parse_flags
 from grpo_jax.errors import ConfigError
-from grpo_jax.recording import learning_curve, performance_profile, probability_of_improvement
+from grpo_jax.recording import learning_curve, probability_of_improvement
 from grpo_jax.recording.figures import MEANS_OVER_EPISODES, RETURN, draw_curve, last_known, legend_below, panels
 from grpo_jax.recording.files import check_fields, check_place, read_as
-from grpo_jax.recording.folder_lock import SUMMARY_FILE
 from grpo_jax.recording.metrics_file import METRICS_FILE, VALUES, as_setting, read_metrics, read_settings
+from grpo_jax.recording.run_folder import SUMMARY_FILE
 from grpo_jax.recording.statistics import describe_seeds
 from grpo_jax.runs.run_spec import Setting
 
@@ -27,7 +27,7 @@ PICTURE = "comparison.png"
 
 @dataclasses.dataclass
 class Arguments:
-    """Compares runs: learning curves, performance profiles, and the probability that each is better than the first."""
+    """Compares runs: learning curves, and the probability that each is better than the first."""
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
     """Folders of results, each of one run or several. The first run of the first folder is the baseline."""
@@ -99,57 +99,33 @@ def read_all(folders: tuple[Path, ...], metric: str) -> list[SavedRun]:
     return labelled
 
 
-def final_returns(runs: list[SavedRun]) -> tuple[str, list[np.ndarray]]:
-    """The final returns of each run, `[num_seeds]`, and their name; the last training values unless all have some."""
+def final_returns(runs: list[SavedRun]) -> list[np.ndarray]:
+    """The final returns of each run, `[num_seeds]`; the last training values unless all have some."""
     if all(run.final_returns is not None for run in runs):
-        return "final return", [run.final_returns for run in runs]
-    return "last training value", [last_known(run.values) for run in runs]
+        return [run.final_returns for run in runs]
+    return [last_known(run.values) for run in runs]
 
 
 def plot(runs: list[SavedRun], metric: str, path: Path) -> None:
-    """A row of panels for each environment: learning curves and performance profiles."""
+    """A panel for each environment, with the learning curves."""
     environments = list(dict.fromkeys(run.environment for run in runs))
     labels = list(dict.fromkeys(run.label for run in runs))
     colors = {label: f"C{i % 10}" for i, label in enumerate(labels)}
     fewest = min(run.values.shape[1] for run in runs)
-    with panels(path, 2 * len(environments), size=(5, 4), columns=2, title=describe_seeds(fewest)) as (figure, axes):
-        for i, environment in enumerate(environments):
-            here = [run for run in runs if run.environment == environment]
-            name, finals = final_returns(here)
-            draw_learning_curves(axes[2 * i], here, colors, metric)
-            draw_profiles(axes[2 * i + 1], here, colors, name, finals)
+    size = (6.4, 4.2) if len(environments) < 4 else (4.8, 3.2)
+    with panels(path, len(environments), size=size, title=describe_seeds(fewest)) as (figure, axes):
+        for environment, axis in zip(environments, axes, strict=True):
+            for run in (run for run in runs if run.environment == environment and not np.isnan(run.values).all()):
+                draw_curve(axis, learning_curve(run.steps, run.values, run.counts), colors[run.label], run.label)
+            axis.set(title=environment, xlabel="environment steps (each seed)", ylabel=metric)
         legend_below(figure, axes)
-
-
-def draw_learning_curves(axis: Any, runs: list[SavedRun], colors: dict[str, str], metric: str) -> None:
-    for run in runs:
-        if not np.isnan(run.values).all():
-            draw_curve(axis, learning_curve(run.steps, run.values, run.counts), colors[run.label], run.label)
-    axis.set(title=runs[0].environment, xlabel="environment steps (each seed)", ylabel=metric)
-
-
-def draw_profiles(axis: Any, runs: list[SavedRun], colors: dict[str, str], name: str, finals: list[np.ndarray]) -> None:
-    """The performance profile of each run's final returns, of that name."""
-    axis.set(title="performance profile")
-    if min(map(len, finals)) == 1:
-        axis.text(0.5, 0.5, "needs several seeds of each run,\nbest 6 or more", ha="center", va="center")
-        axis.set_axis_off()
-        return
-    low, high = np.nanquantile(np.concatenate(finals), [0, 1])
-    margin = 0.05 * (high - low or 1.0)
-    thresholds = np.linspace(low - margin, high + margin, 201)
-    for run, final in zip(runs, finals, strict=True):
-        share, below, above = performance_profile(final, thresholds)
-        axis.plot(thresholds, share, color=colors[run.label])
-        axis.fill_between(thresholds, below, above, color=colors[run.label], alpha=0.2, linewidth=0)
-    axis.set(xlabel=f"{name} τ", ylabel="share of seeds above τ", ylim=(-0.02, 1.02))
 
 
 def table(runs: list[SavedRun]) -> Table:
     rendered = Table("environment", "run", "return", "P(better than the first)", "seeds", "steps a seed")
     for environment in dict.fromkeys(run.environment for run in runs):
         here = [run for run in runs if run.environment == environment]
-        _, finals = final_returns(here)
+        finals = final_returns(here)
         for run, final in zip(here, finals, strict=True):
             chance, below, above = probability_of_improvement(final, finals[0])
             rendered.add_row(

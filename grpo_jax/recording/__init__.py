@@ -1,17 +1,15 @@
 """Runs that are kept and watched (host): metrics, checkpoints, trackers, warnings, statistics over seeds."""
 
-from grpo_jax.recording.folder_lock import StopSignal
 from grpo_jax.recording.metrics_file import read_metrics
 from grpo_jax.recording.metrics_logger import MetricsLogger
 from grpo_jax.recording.recorder import recorded_run
-from grpo_jax.recording.run_folder import Recording
+from grpo_jax.recording.run_folder import Recording, StopSignal
 from grpo_jax.recording.statistics import (
     Curve,
     bootstrap_interval,
     iqm,
     learning_curve,
     pass_at_k,
-    performance_profile,
     probability_of_improvement,
     steps_to_reach,
 )
@@ -38,7 +36,6 @@ __all__ = [
     "learning_curve",
     "load",
     "pass_at_k",
-    "performance_profile",
     "probability_of_improvement",
     "read_metrics",
     "recorded_run",

@@ -2,13 +2,12 @@
 
 import contextlib
 import errno
-import json
 import logging
 import os
 import re
 import shutil
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +29,7 @@ KEPT = 2
 _FILE_SIZE = 2**26
 """Bytes of a file of a checkpoint: orbax keeps a whole file in memory, by default of 2 GiB."""
 
-_log = logging.getLogger(__name__)
-# Arrays are saved as NumPy's: see `_OneByOne`.
+# Arrays are saved as NumPy's: see `_manager`.
 logging.getLogger("absl").addFilter(lambda record: "No jax.Array in TypeHandlerRegistry" not in record.getMessage())
 
 
@@ -48,7 +46,7 @@ class Checkpoints:
 
     Args:
       directory: for this run alone; created if it does not exist.
-      description: of the run, in JSON's types. It is saved with each checkpoint: see `check_same_run`.
+      description: of the run, in JSON's types. It is saved with each checkpoint, and compared when that is read.
       given: checksums (CRC-32), by path, of arrays of the states that whoever resumes the run has, such as the frozen
         weights of LoRA. Checkpoints hold these arrays only once they have changed.
 
@@ -90,25 +88,21 @@ class Checkpoints:
         if progress.iteration == self.saved_at:
             return
         self.saved_at, num_rows = progress.iteration, len(progress.steps)
-        arrays, checksums = {}, {}
-        for path, leaf in by_path(_as_numbers(progress.states)).items():
-            array = whole_array(leaf)[:num_rows]  # without padding
-            checksums[path] = zlib.crc32(array)
-            if checksums[path] != self._given.get(path):
-                arrays[path] = array
+        arrays = {path: whole_array(leaf)[:num_rows] for path, leaf in by_path(_as_numbers(progress.states)).items()}
         if self._manager is None:
             return
         states = by_path(progress.states)
+        given = {path: checksum for path, checksum in self._given.items() if zlib.crc32(arrays[path]) == checksum}
         run = {
-            **{"description": self._description, "checksums": checksums},
+            **{"format": FORMAT, "description": self._description, "given": given},
             **{name: getattr(progress, name) for name in ("iteration", "steps", "seconds", "evaluations", "stopped")},
             "types": {path: [[num_rows, *leaf.shape[1:]], str(leaf.dtype)] for path, leaf in states.items()},
-            "given": [path for path in checksums if path not in arrays],
             "generators": {path: str(jax.random.key_impl(leaf)) for path, leaf in states.items() if _is_key(leaf)},
         }
-        arrays = {path: leaf for path, leaf in arrays.items() if leaf.size}  # orbax refuses empty ones
+        # Orbax refuses empty arrays.
+        arrays = {path: leaf for path, leaf in arrays.items() if leaf.size and path not in given}
         saved = ocp.args.PyTreeSave(arrays, ocdbt_target_data_file_size=_FILE_SIZE)
-        items = ocp.args.Composite(arrays=saved, run=ocp.args.JsonSave(_sealed(run)))
+        items = ocp.args.Composite(arrays=saved, run=ocp.args.JsonSave(plain(run)))
         with self._disk_errors():  # also of the previous checkpoint, which was written in the background
             self._manager.wait_until_finished()
             if shutil.disk_usage(self._directory).free < 2 * sum(leaf.nbytes for leaf in arrays.values()) + 2**20:
@@ -133,18 +127,16 @@ class Checkpoints:
     def restore(
         self, like: TrainState, *, at_most: float = np.inf, given: Mapping[str, np.ndarray] | None = None
     ) -> Progress | None:
-        """The newest checkpoint that can be read; None if there are no checkpoints.
-
-        Newer ones that cannot be read are skipped with a warning, and removed.
+        """The newest checkpoint, whose later ones are removed; None if there are no checkpoints.
 
         Args:
           like: states of the same structure, or their shapes.
-          at_most: later iterations are skipped.
+          at_most: later iterations are skipped, as the metrics end before them.
           given: the arrays whose checksums the class has.
 
         Raises:
-          ConfigError: the checkpoints are of another run or have states of another structure, none of them can be
-            read, or what was given has changed.
+          ConfigError: the checkpoints are of another run or have states of another structure, none is early enough, the
+            newest cannot be read, or what was given has changed.
         """
         found = from_process_zero(lambda: self._newest(like, at_most, given or {}))
         if found is None:
@@ -165,36 +157,35 @@ class Checkpoints:
     def _newest(
         self, like: TrainState, at_most: float, given: Mapping[str, np.ndarray]
     ) -> tuple[dict[str, Any], Arrays] | None:
-        """The newest checkpoint that can be read: what is saved beside the arrays, and the arrays."""
-        steps = sorted(self._manager.all_steps(), reverse=True)
-        for i, step in enumerate(steps):
-            if step > at_most:
-                _log.warning("The checkpoint of iteration %d is skipped: the metrics end before it.", step)
-                continue
-            try:
-                found = self._read(step, like, given)
-            except ConfigError:
-                raise
-            except Exception as error:  # the libraries below raise different ones for a damaged file
-                reason = first_line(error)[:200]
-                _log.warning("The checkpoint of iteration %d is damaged (%s): an older one is tried.", step, reason)
-                continue
-            for newer in steps[:i]:
-                self._manager.delete(newer)
-            return found
-        if steps:
+        """What is saved beside the arrays, and the arrays."""
+        steps = self._manager.all_steps()
+        step = max((step for step in steps if step <= at_most), default=None)
+        begin_anew = "to begin anew, choose another folder (--out), or move this one away"
+        if step is None:
+            if steps:
+                raise ConfigError(f"the metrics end before all checkpoints in {self._directory}; {begin_anew}")
+            return None
+        try:
+            found = self._read(step, like, given)
+        except ConfigError:
+            raise
+        except Exception as error:  # the libraries below raise different ones for a damaged file
             raise ConfigError(
-                f"none of the checkpoints in {self._directory} can be used; to begin anew, choose another "
-                "folder (--out), or move this one away"
-            )
-        return None
+                f"the checkpoint {self._directory / str(step)} cannot be read ({first_line(error)[:200]}); remove it "
+                f"to go on from the one before; {begin_anew}"
+            ) from error
+        for newer in (other for other in steps if other > step):
+            self._manager.delete(newer)
+        return found
 
     def _read(self, step: int, like: TrainState, given: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], Arrays]:
         """A checkpoint, with what was given; ConfigError if it is of another run, other errors if it is damaged."""
-        run = _read_run(self._manager, step)
+        run = self._manager.restore(step, args=ocp.args.Composite(run=ocp.args.JsonRestore())).run
+        if run["format"] != FORMAT:
+            raise ValueError(f"its format is {run['format']}, and this version of grpo-jax reads {FORMAT}")
         check_same(run["description"], self._description)
         check_same(run["types"], {path: [list(x.shape), str(x.dtype)] for path, x in by_path(like).items()}, "state")
-        if changed := [path for path in run["given"] if self._given.get(path) != run["checksums"][path]]:
+        if changed := [path for path, checksum in run["given"].items() if self._given.get(path) != checksum]:
             raise ConfigError(
                 f"frozen weights are not those that the run began with ({changed[0]}, {len(changed)} in all), and "
                 "checkpoints do not hold them; resume with the same params, for grpo-jax lm: with the model folder "
@@ -205,46 +196,7 @@ class Checkpoints:
         arrays |= {path: given[path] for path in run["given"]}
         saved = {path: leaf for path, leaf in arrays.items() if leaf.size and path not in run["given"]}
         arrays |= self._manager.restore(step, args=ocp.args.Composite(arrays=ocp.args.PyTreeRestore(saved))).arrays
-        for path, leaf in arrays.items():
-            if zlib.crc32(leaf) != run["checksums"][path]:
-                raise ValueError(f"{path} has changed since it was written")
         return run, arrays
-
-
-def check_same_run(directory: Path, description: Mapping[str, Any]) -> None:
-    """Checks that the newest checkpoint, if there is one, is of a run with this description.
-
-    Raises:
-      ConfigError: the checkpoint is of another run, with the first field that differs.
-    """
-    if not directory.exists():
-        return
-    with contextlib.closing(_manager(directory)) as manager:
-        for step in sorted(manager.all_steps(), reverse=True):
-            with contextlib.suppress(Exception):  # it is damaged, as `restore` will report
-                run = _read_run(manager, step)
-                break
-        else:
-            return
-    if unknown := check_same(run["description"], plain(description)):
-        _log.warning(
-            "Whether %s is what the run was started with cannot be told: its type shows nothing, or it has no "
-            "source; make sure of it.",
-            ", ".join(unknown),
-        )
-
-
-class _OneByOne(ocp.type_handlers.NumpyHandler):
-    """Reads arrays one after the other.
-
-    Otherwise some are still being read when another is found damaged, and orbax closes the event loop.
-    """
-
-    async def deserialize(self, infos: Sequence[Any], args: Sequence[Any] | None = None) -> list[np.ndarray]:
-        arrays = []
-        for i, info in enumerate(infos):
-            arrays += await super().deserialize([info], None if args is None else [args[i]])
-        return arrays
 
 
 def _manager(directory: Path) -> ocp.CheckpointManager:
@@ -252,25 +204,11 @@ def _manager(directory: Path) -> ocp.CheckpointManager:
     # All processes would have to take part in making the folder.
     options = ocp.CheckpointManagerOptions(max_to_keep=KEPT, multiprocessing_options=processes, create=False)
     directory.mkdir(parents=True, exist_ok=True)
-    handler = _OneByOne(deepcopy_host_arrays=False)  # `save` makes copies
+    handler = ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)  # `save` makes copies
     types = ocp.type_handlers.create_type_handler_registry((np.ndarray, handler))
     arrays = ocp.PyTreeCheckpointHandler(type_handler_registry=types, multiprocessing_options=processes)
     handlers = {"arrays": arrays, "run": ocp.JsonCheckpointHandler(multiprocessing_options=processes)}
     return ocp.CheckpointManager(directory.resolve(), options=options, item_handlers=handlers)
-
-
-def _sealed(run: Mapping[str, Any]) -> dict[str, Any]:
-    """As one text with a checksum, so that damage is noticed."""
-    text = json.dumps(plain(run), allow_nan=False)
-    return {"format": FORMAT, "text": text, "checksum": zlib.crc32(text.encode())}
-
-
-def _read_run(manager: ocp.CheckpointManager, step: int) -> dict[str, Any]:
-    """All but the arrays; an error if it is damaged, or of another format."""
-    sealed = manager.restore(step, args=ocp.args.Composite(run=ocp.args.JsonRestore())).run
-    if sealed["format"] != FORMAT or zlib.crc32(sealed["text"].encode()) != sealed["checksum"]:
-        raise ValueError(f"what is written beside the arrays has changed, or is not of format {FORMAT}")
-    return json.loads(sealed["text"])
 
 
 def _is_key(leaf: jax.Array) -> bool:

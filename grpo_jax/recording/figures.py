@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,8 +21,8 @@ if TYPE_CHECKING:
 
 NUM_DRAWN = 10
 """The most settings whose curves are drawn, the best ones; a sweep keeps their policies."""
-MOST_TOGETHER = 4
-"""Curves that can be told apart in one panel."""
+MOST_WITH_BANDS = 4
+"""Curves of one panel whose intervals can be told apart."""
 RETURN = "episode/return_mean"
 MEANS_OVER_EPISODES = (RETURN, "episode/length_mean")
 SOLVED_AT = {
@@ -137,12 +136,13 @@ def panels(
                 reduced.save(temporary, "PNG", optimize=True)
 
 
-def draw_curve(axis: Any, curve: Curve, color: str, label: str | None = None) -> None:
-    """A learning curve with its band, over steps."""
+def draw_curve(axis: Any, curve: Curve, color: str, label: str | None = None, *, with_band: bool = True) -> None:
+    """A learning curve, and the band of its interval, over steps."""
     from matplotlib.ticker import EngFormatter
 
     axis.plot(curve.steps, curve.mean, color=color, label=label)
-    axis.fill_between(curve.steps, curve.low, curve.high, color=color, alpha=0.2, linewidth=0)
+    if with_band:
+        axis.fill_between(curve.steps, curve.low, curve.high, color=color, alpha=0.2, linewidth=0)
     axis.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 
@@ -168,36 +168,17 @@ def draw_curves(
     what: str = "return of training episodes",
     note: str = "",
 ) -> "Figure":
-    """A panel for each environment, with its curves by label, and a line at the return that solves it.
-
-    If there is one environment with more curves than can be told apart, each has a panel, with the others in grey.
-    """
+    """A panel for each environment, with its curves by label, and a line at the return that solves it."""
     labels = list(dict.fromkeys(label for by_label in curves.values() for label in by_label))
-    title = note + describe_seeds(num_seeds)
-    one_each = len(curves) == 1 and len(labels) > MOST_TOGETHER
-    drawn = [(environment, [label]) for environment in curves for label in labels] if one_each else curves.items()
-    options = {"size": (6.4, 4.2) if len(curves) < 4 else (4.8, 3.2)}
-    if one_each:
-        title = f"{next(iter(curves))}; grey: the others; {title}"
-        options = {"size": (3.2, 2.4), "columns": 4, "sharex": True, "sharey": True}
-    with panels(path, len(drawn), title=title, **options) as (figure, axes):
-        for (environment, own), axis in zip(drawn, axes, strict=True):
-            for label, curve in curves[environment].items():
-                if label in own:
-                    draw_curve(axis, curve, f"C{labels.index(label)}", label)
-                else:
-                    axis.plot(curve.steps, curve.mean, color="0.8", linewidth=0.8, zorder=1)
-            solved = SOLVED_AT.get(environment)
-            low, high = axis.get_ylim()
+    size = (6.4, 4.2) if len(curves) < 4 else (4.8, 3.2)
+    with panels(path, len(curves), size=size, title=note + describe_seeds(num_seeds)) as (figure, axes):
+        for (environment, by_label), axis in zip(curves.items(), axes, strict=True):
+            for label, curve in by_label.items():
+                color, few = f"C{labels.index(label)}", len(by_label) <= MOST_WITH_BANDS
+                draw_curve(axis, curve, color, label, with_band=few)
+            solved, (low, high) = SOLVED_AT.get(environment), axis.get_ylim()
             if solved is not None and what.startswith("return") and solved < high + 0.5 * (high - low):
                 axis.axhline(solved, color="0.6", linestyle="--", linewidth=0.8, zorder=0)
-            if one_each:
-                axis.set_title(textwrap.fill(own[0], 34), fontsize="small")
-            else:
-                axis.set(title=environment, xlabel=f"{over} (each seed)", ylabel=what)
-        if one_each:
-            figure.supxlabel(f"{over} (each seed)", fontsize="medium")
-            figure.supylabel(what, fontsize="medium")
-        else:
-            legend_below(figure, axes)
+            axis.set(title=environment, xlabel=f"{over} (each seed)", ylabel=what)
+        legend_below(figure, axes)
     return figure

@@ -2,13 +2,11 @@
 
 import contextlib
 import dataclasses
-import io
 import json
 import math
 import os
-import shutil
+import tempfile
 import types
-import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -18,13 +16,13 @@ import numpy as np
 
 from grpo_jax.errors import ConfigError, first_line, nearest
 
-FORMAT = 3
+FORMAT = 4
 """The format of a run's folder; readers refuse others."""
 
 INFINITIES = ("inf", "-inf")
 """What stands in JSON for the infinities, which it lacks."""
 
-_FIELDS = "fields.json"
+_FIELDS = "fields"
 _WORDS = {
     **{int: "a whole number", float: "a number", str: "a text", bool: "true or false", types.NoneType: "null"},
     **{list: "a list", tuple: "a list", dict: "an object", Mapping: "an object"},
@@ -132,19 +130,17 @@ def new_files(folder: Path) -> Iterator[Path]:
 
     Without success, such as on a full disk, nothing is left, and files that `folder` had stay as they were.
     """
-    is_new, temporary = not folder.exists(), folder / f".{os.getpid()}.tmp"
     with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
         try:
-            temporary.mkdir(parents=True)
-            yield temporary
-            for path in [*temporary.iterdir()]:
-                os.replace(path, folder / path.name)
+            with tempfile.TemporaryDirectory(dir=folder, prefix=".") as temporary:
+                yield Path(temporary)
+                for path in Path(temporary).iterdir():
+                    os.replace(path, folder / path.name)
         except BaseException:
-            if is_new:
-                shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):  # it is not empty
+                folder.rmdir()
             raise
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
@@ -165,14 +161,11 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping
 def write_archive(path: Path, fields: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
     """Writes fields in JSON's types and arrays to one file, atomically: an .npz, as `numpy.load` reads it.
 
-    It is a zip file, whose parts have checksums, so that damage is noticed. The same contents give the same bytes.
+    The same contents give the same bytes.
     """
     fields = plain({"format": FORMAT, **fields}) | {"arrays": {name: str(each.dtype) for name, each in arrays.items()}}
-    with replacement(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
-        archive.writestr(zipfile.ZipInfo(_FIELDS), json.dumps(fields, allow_nan=False))
-        for name, array in arrays.items():
-            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as part:
-                np.lib.format.write_array(part, np.asarray(array), allow_pickle=False)
+    with replacement(path) as temporary, temporary.open("wb") as file:
+        np.savez(file, **{_FIELDS: json.dumps(fields, allow_nan=False)}, **arrays)
 
 
 def read_archive(path: Path, kinds: Mapping[str, Any], *, only_fields: bool = False) -> tuple[dict[str, Any], Arrays]:
@@ -186,14 +179,14 @@ def read_archive(path: Path, kinds: Mapping[str, Any], *, only_fields: bool = Fa
     Raises:
       ConfigError: the file is missing, damaged or of another format.
     """
-    arrays = {}
     try:
-        with zipfile.ZipFile(path) as archive:
-            fields = json.loads(archive.read(_FIELDS))
+        with np.load(path, allow_pickle=False) as archive:
+            fields = json.loads(str(archive[_FIELDS]))
             types_by_name = fields.pop("arrays")
-            for name, dtype in {} if only_fields else types_by_name.items():
-                array = np.load(io.BytesIO(archive.read(f"{name}.npy")), allow_pickle=False)
-                arrays[name] = array.view(jnp.dtype(dtype)) if array.dtype.kind == "V" else array  # such as bfloat16
+            arrays = {name: archive[name] for name in ([] if only_fields else types_by_name)}
+        for name, array in arrays.items():
+            if array.dtype.kind == "V":  # such as bfloat16
+                arrays[name] = array.view(jnp.dtype(types_by_name[name]))
     except Exception as error:  # zipfile, zlib, json and NumPy raise many for what is damaged
         raise ConfigError(f"{path} is damaged or missing: {first_line(error)[:200]}") from error
     if (found := fields.pop("format", None)) != FORMAT:

@@ -20,8 +20,8 @@ import numpy as np
 from grpo_jax.errors import ConfigError
 from grpo_jax.importing import import_path
 
-SOURCE, UNKNOWN = "source", "cannot be compared"
-"""The key of the hash of a function's or a class's source, and what stands for something that cannot be described."""
+SOURCE = "source"
+"""The key of the hash of a function's or a class's source."""
 
 _PACKAGE = Path(__file__).parents[1]
 
@@ -31,7 +31,8 @@ def identity(value: Any, seen: dict[int, Any] | None = None) -> Any:
 
     - A function or a class is its name and a hash of its source, one of an installed package its name alone; a function
       in a function also what it keeps of that one (its closure). What it calls is not compared.
-    - An object is its class and its fields; where a class of this package has an attribute `identity`, that.
+    - An object is its class and its fields; where a class of this package has an attribute `identity`, that. One
+      without fields that can be compared, such as a lock, is its name.
     - An array is its type, shape and digest.
 
     Args:
@@ -65,9 +66,8 @@ def identity(value: Any, seen: dict[int, Any] | None = None) -> Any:
     if isinstance(value, types.MethodType):
         return {"method": part(value.__func__), "of": part(value.__self__)}
     if isinstance(value, types.FunctionType):
-        kept = {"closure": inspect.getclosurevars(value).nonlocals}
-        kept |= {"defaults": value.__defaults__, "options": value.__kwdefaults__}
-        return {"function": name} | _source(value) | {key: part(each) for key, each in kept.items() if each}
+        kept = inspect.getclosurevars(value).nonlocals
+        return {"function": name} | _source(value) | ({"closure": part(kept)} if kept else {})
     if isinstance(value, type):
         return {"class": name} | _source(*value.__mro__)
     if hasattr(value, "__wrapped__"):  # such as jax.jit(function)
@@ -75,45 +75,37 @@ def identity(value: Any, seen: dict[int, Any] | None = None) -> Any:
     if _is_installed(type(value)) and hasattr(type(value), "identity"):
         return {"class": name, "identity": part(value.identity)}
     if (fields := _fields(value)) is None:
-        return f"{UNKNOWN}: {name}" if " at 0x" in repr(value) else repr(value)
+        return name if " at 0x" in repr(value) else repr(value)
     return {"class": part(type(value))} | {field: part(each) for field, each in fields.items()}
 
 
-def check_same(saved: Any, now: Any, name: str = "") -> list[str]:
-    """The paths of values of JSON that cannot be compared (see `identity`); ConfigError with the first that differs."""
+def check_same(saved: Any, now: Any, name: str = "") -> None:
+    """Raises ConfigError with the path of the first value of JSON that differs."""
+    if isinstance(saved, list) and isinstance(now, list) and any(isinstance(part, Mapping) for part in now):
+        saved, now = dict(enumerate(saved)), dict(enumerate(now))
     if isinstance(saved, Mapping) and isinstance(now, Mapping):
-        pairs = {f"{name}.{field}".lstrip("."): (saved.get(field), now.get(field)) for field in {**saved, **now}}
-        return [path for field, pair in pairs.items() for path in check_same(*pair, field)]
-    if isinstance(saved, list) and isinstance(now, list) and len(saved) == len(now):
-        if any(isinstance(part, Mapping) for part in now):
-            pairs = {f"{name}[{i}]": pair for i, pair in enumerate(zip(saved, now, strict=True))}
-            return [path for field, pair in pairs.items() for path in check_same(*pair, field)]
-    owner = name.removesuffix(f".{SOURCE}")
-    if saved == now:
-        return [owner] if isinstance(now, str) and now.startswith(UNKNOWN) else []
-    what = f"{name} is {now!r:.200} here, and {saved!r:.200} in the checkpoints"
-    if owner != name:
-        what = f"{owner} has another source here than in the checkpoints (its hash)"
-    raise ConfigError(
-        f"{what}; to resume, use what the run was started with, or choose another folder (--out) for a new run"
-    )
+        for field in {**saved, **now}:
+            check_same(saved.get(field), now.get(field), f"{name}.{field}".lstrip("."))
+    elif saved != now:
+        what = f"{name} is {now!r:.200} here, and {saved!r:.200} in the checkpoints"
+        if name.endswith(f".{SOURCE}"):
+            what = f"{name.removesuffix(f'.{SOURCE}')} has another source here than in the checkpoints (its hash)"
+        raise ConfigError(
+            f"{what}; to resume, use what the run was started with, or choose another folder (--out) for a new run"
+        )
 
 
 def _source(*parts: Any) -> dict[str, str]:
     """A hash of the source of a function, or of a class and its bases, without comments and layout.
 
-    Empty for what is installed and what Python makes itself, such as the methods of a dataclass.
+    Empty for what is installed, and for what has no source, such as the methods of a dataclass.
     """
     texts = []
     for part in (part for part in parts if not _is_installed(part)):
-        if isinstance(part, types.FunctionType) and part.__code__.co_filename == "<string>":
-            return {SOURCE: UNKNOWN}  # from Python 3.13 on, `getsource` takes this for the text after python -c
-        try:
+        with contextlib.suppress(OSError, TypeError):
             texts.append(textwrap.dedent(inspect.getsource(part)))
-        except (OSError, TypeError):
-            return {SOURCE: UNKNOWN}
-        with contextlib.suppress(SyntaxError):  # of a lambda in the middle of an expression
-            texts[-1] = ast.unparse(ast.parse(texts[-1]))
+            with contextlib.suppress(SyntaxError):  # of a lambda in the middle of an expression
+                texts[-1] = ast.unparse(ast.parse(texts[-1]))
     return {SOURCE: _digest("\n".join(texts).encode())} if texts else {}
 
 

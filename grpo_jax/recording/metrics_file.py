@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from grpo_jax.recording.files import as_numbers, fits, json_lines, plain, write_text
+from grpo_jax.recording.files import as_numbers, json_lines, plain, write_text
 from grpo_jax.runs.progress import Chunk
 from grpo_jax.runs.run_spec import Setting, Settings, Value, grouped
 
@@ -56,35 +56,15 @@ def _as_chunk(lines: list[dict[str, Any]]) -> Chunk:
 
 
 def read_lines(directory: Path) -> Iterator[dict[str, Any]]:
-    """The lines of `metrics.jsonl`, of all runs, without those that were cut off or damaged; `run` is a `Setting`."""
-    num_rows: dict[Setting, int] = {}
+    """The lines of `metrics.jsonl`, of all runs, without those cut off or of other formats; `run` is a `Setting`."""
     for line in json_lines(Path(directory) / METRICS_FILE):
-        if _is_line(line):
-            run, number = as_setting(line["run"]), len(line["environment_steps"])
-            if num_rows.setdefault(run, number) == number:
-                yield line | {"run": run}
+        if isinstance(line.get("run"), Mapping):
+            yield line | {"run": as_setting(line["run"])}
 
 
 def as_setting(fields: Mapping[str, Any]) -> Setting:
     """The setting that `plain` wrote as an object of JSON, whose fields may be among others."""
     return Setting({name: as_numbers(each) for name, each in fields["values"].items()}, fields["environment"])
-
-
-def _is_line(line: Mapping[str, Any]) -> bool:
-    """Whether this is what `as_lines` writes: columns of the right types, all of one length."""
-    steps, run = line.get("environment_steps"), line.get("run")
-    if type(line.get("iteration")) is not int or not fits(steps, list[int]):
-        return False
-    if not fits(run, dict[str, Any]) or not (fits(run.get("environment"), str) and fits(run.get("values"), VALUES)):
-        return False
-    for name in line.keys() - {"run", "iteration"}:
-        kind = float | bool | (str if name.startswith(PREFIX) else None)
-        values = line[name]
-        if not fits(values, list[kind]) or len(values) != len(steps):
-            return False
-        if any(type(value) is int and abs(value) >= 2**63 for value in values):
-            return False
-    return True
 
 
 def as_lines(run: Setting, chunk: Chunk, active: np.ndarray, settings: Settings) -> Iterator[str]:

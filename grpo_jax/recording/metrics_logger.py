@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Column
 
-from grpo_jax.recording.folder_lock import StopSignal
 from grpo_jax.recording.metrics_file import METRICS_FILE, as_lines, truncate_metrics
+from grpo_jax.recording.run_folder import StopSignal
 from grpo_jax.recording.trackers import Guarded, Tracker
 from grpo_jax.recording.training_warnings import TrainingWarnings, list_rows
 from grpo_jax.runs.evaluations import GREEDY, SAMPLED

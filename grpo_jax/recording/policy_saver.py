@@ -5,7 +5,6 @@ OUT/policies/<run>/best.npz
 """
 
 import contextlib
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,8 @@ import numpy as np
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.recording.config_file import config_fields
 from grpo_jax.recording.files import Arrays, plain, read_archive, read_as, write_archive
-from grpo_jax.recording.folder_lock import SUMMARY_FILE
 from grpo_jax.recording.metrics_file import VALUES, as_setting
-from grpo_jax.recording.run_folder import digest
+from grpo_jax.recording.run_folder import SUMMARY_FILE
 from grpo_jax.runs.processes import from_process_zero, is_process_zero, whole_array
 from grpo_jax.runs.progress import Chunk, Progress
 from grpo_jax.runs.run_spec import RunSpec, versions
@@ -29,12 +27,10 @@ NUM_EPISODES = 100
 """A score is the mean of at least this many training episodes, once so many have ended."""
 
 KINDS = {
-    **{"environment": str, "values": VALUES, "num_rows": int, "config": dict[str, Any], "run": str},
+    **{"environment": str, "values": VALUES, "num_rows": int, "config": dict[str, Any]},
     **{"not_in_config": list[str], "env_params": dict[str, Any] | None, "versions": dict[str, str]},
 }
 """The types of the fields beside the arrays."""
-
-_log = logging.getLogger(__name__)
 
 
 def write_policies(directory: Path, spec: RunSpec, arrays: Mapping[str, Arrays]) -> None:
@@ -46,7 +42,6 @@ def write_policies(directory: Path, spec: RunSpec, arrays: Mapping[str, Arrays])
         "config": config,
         "not_in_config": missing,
         "env_params": spec.env_params,
-        "run": digest(spec),
         "versions": versions(),
     }
     for which, leaves in arrays.items():
@@ -126,7 +121,9 @@ class PolicySaver:
 
     def __init__(self, directory: Path, spec: RunSpec, *, resume: bool = False):
         self._directory, self._spec = directory, spec
-        self._best: Arrays | None = from_process_zero(self._read_best) if resume else None
+        path = policy_file(directory, spec, "best")
+        is_kept = resume and from_process_zero(path.exists)  # it is missing if no score was known
+        self._best = from_process_zero(lambda: read_archive(path, KINDS)[1]) if is_kept else None
         self._changed = False
 
     def __enter__(self) -> "PolicySaver":
@@ -169,18 +166,6 @@ class PolicySaver:
         if is_process_zero():
             write_policies(self._directory, self._spec, {"final": final})
         self.save()
-
-    def _read_best(self) -> Arrays | None:
-        """None, with a warning, if the file is damaged or missing, or of another run."""
-        path = policy_file(self._directory, self._spec, "best")
-        try:
-            description, arrays = read_archive(path, KINDS)
-            if description["run"] != digest(self._spec):
-                raise ConfigError(f"{path} is of another run")
-            return arrays
-        except ConfigError as error:
-            _log.warning("The best policies before the interruption are lost: %s", error)
-            return None
 
 
 def _to_host(states: TrainState, steps: np.ndarray, scores: np.ndarray) -> Arrays:

@@ -21,11 +21,17 @@ from grpo_jax.errors import ConfigError, check_arguments
 from grpo_jax.hyperparams import Hyperparams, completed
 from grpo_jax.policies import partition
 from grpo_jax.recording.figures import plot_settings, ranked_settings
-from grpo_jax.recording.folder_lock import StopSignal, clean_up_on_error, deferred_signals
 from grpo_jax.recording.metrics_file import read_metrics
 from grpo_jax.recording.metrics_logger import MetricsLogger
 from grpo_jax.recording.policy_saver import PolicySaver, RecentReturns
-from grpo_jax.recording.run_folder import Recording, describe_run, prepare_folder
+from grpo_jax.recording.run_folder import (
+    Recording,
+    StopSignal,
+    clean_up_on_error,
+    deferred_signals,
+    describe_run,
+    prepare_folder,
+)
 from grpo_jax.recording.trackers import TensorBoard, WeightsAndBiases
 from grpo_jax.runs.evaluations import Evaluate, Evaluations
 from grpo_jax.runs.processes import from_every_process, from_process_zero, is_process_zero

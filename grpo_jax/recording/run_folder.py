@@ -1,12 +1,16 @@
-"""What is recorded of a run, its description, and the folder for its results."""
+"""The folder of a run: what is recorded, the run's description, one process that writes, signals that wait for it."""
 
+import contextlib
 import dataclasses
-import hashlib
+import fcntl
 import importlib.util
-import json
-from collections.abc import Sequence
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 import jax
 
@@ -15,21 +19,24 @@ from grpo_jax.environments.suites import SUITES
 from grpo_jax.errors import ConfigError
 from grpo_jax.importing import import_custom, is_custom
 from grpo_jax.recording.files import as_path, plain
-from grpo_jax.recording.folder_lock import SUMMARY_FILE, lock_run_folder
 from grpo_jax.recording.identity import identity
 from grpo_jax.recording.metrics_file import METRICS_FILE
 from grpo_jax.runs.run_spec import RunSpec
+
+SUMMARY_FILE = "summary.json"
+CHECKPOINTS = "checkpoints"
+# What runs and commands write before the first iteration, and can write again; a warm start is not among it.
+_BEGUN = [".lock", METRICS_FILE, CHECKPOINTS, "policies", "programs", "tensorboard", "wandb"]
+_BEGUN += ["accuracy.json", "held_out.json", "samples.jsonl"]
+
+_locks: dict[Path, tuple[TextIO, set[Path]]] = {}
+"""Of each folder that this process has locked, the open file, and what was there before of the folder and `_BEGUN`."""
 
 
 def describe_run(spec: RunSpec) -> dict[str, Any]:
     """Everything that the run's numbers depend on, in JSON's types; a run is resumed only if this is the same."""
     described = {"run": spec.setting, "config": describe(spec.config), "hyperparams": vars(spec.hyperparams)}
     return plain(described | {"keys": jax.random.key_data(spec.keys), "env_params": spec.env_params})
-
-
-def digest(spec: RunSpec) -> str:
-    """A hash of the description."""
-    return hashlib.sha256(json.dumps(describe_run(spec), sort_keys=True).encode()).hexdigest()[:12]
 
 
 def describe(config: Config) -> dict[str, Any]:
@@ -82,29 +89,122 @@ def check_installed(package: str) -> None:
 
 
 def prepare_folder(directory: Path, specs: Sequence[RunSpec], *, resume: bool, subfolder: str = "") -> None:
-    """Locks the folder of these runs, which perhaps are recorded in a subfolder.
+    """Makes the folder of these runs, which perhaps are recorded in a subfolder, and locks it until the process ends.
+
+    Several runs of the process may share it.
 
     Raises:
       FileExistsError: the folder contains results that cannot be resumed, or another process writes to it.
       ConfigError: with `resume`, it contains another run.
+      OSError: the folder cannot be made or written to.
     """
-    checkpoints, metrics = directory / subfolder / "checkpoints", directory / METRICS_FILE
-    lock_run_folder(directory, resume=resume)
-    begun = (directory / SUMMARY_FILE).exists() or (metrics.exists() and metrics.stat().st_size > 0)
-    if resume and begun and not checkpoints.is_dir():
+    directory = Path(os.path.realpath(directory))
+    checkpoints = directory / subfolder / CHECKPOINTS
+    folders = {*os.listdir(checkpoints)} if os.path.isdir(checkpoints) else set()
+    files = (directory / name for name in (SUMMARY_FILE, METRICS_FILE))
+    results = [file.name for file in files if os.path.exists(file) and file.stat().st_size]
+    if (results or folders) and not (folders and resume):
+        more = "; or go on with it (resume=True, --resume)" if folders else ": without checkpoints it cannot be resumed"
         raise FileExistsError(
-            f"{directory} holds a run without checkpoints, so it cannot be resumed. Nothing was written. Choose "
-            "another folder (--out), or move the old one away."
+            f"{directory} already holds a run ({[*results, CHECKPOINTS][0]}). Nothing was written. Choose another "
+            f"folder (--out), or move the old one away{more}."
         )
-    if not checkpoints.is_dir():
-        return
-    from grpo_jax.recording.checkpoint import check_same_run  # only here, as orbax takes a second
-
-    folders = {spec.setting.folder for spec in specs}
-    for folder in sorted({path.name for path in checkpoints.glob("*")} - folders):
+    expected = {spec.setting.folder for spec in specs}
+    for folder in sorted(folders - expected):
         raise ConfigError(
-            f"{directory} holds the run {folder!r}, which is none of {', '.join(map(repr, sorted(folders)))}; to "
+            f"{directory} holds the run {folder!r}, which is none of {', '.join(map(repr, sorted(expected)))}; to "
             "resume, use what it was started with, also rows_at_once, or choose another folder (--out) for a new run"
         )
-    for spec in specs:
-        check_same_run(checkpoints / spec.setting.folder, describe_run(spec))
+    if directory not in _locks:
+        _lock(directory)
+
+
+def _lock(directory: Path) -> None:
+    before = {path for path in (directory, *(directory / name for name in _BEGUN)) if os.path.lexists(path)}
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        file = (directory / ".lock").open("a")
+    except OSError as error:
+        reason = f"cannot be written to: {error.strerror}"
+        raise OSError(f"{directory} {reason}. Choose another folder (--out).") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise FileExistsError(f"another process is writing to {directory}. Wait for it, or end it first.") from None
+    except OSError:
+        pass  # a file system without locks
+    _locks[directory] = file, before
+
+
+@contextlib.contextmanager
+def clean_up_on_error(directory: Path = Path("/")) -> Iterator[None]:
+    """If the block fails before an iteration is recorded, removes what runs began in locked folders in `directory`.
+
+    Files with other names stay. A SystemExit is not a failure: a run that a signal ended is saved.
+    """
+    try:
+        yield
+    except SystemExit:
+        raise
+    except BaseException:
+        for path in [path for path in _locks if path.is_relative_to(os.path.realpath(directory))]:
+            if _has_iterations(path):
+                continue
+            file, before = _locks.pop(path)
+            for part in {path / name for name in _BEGUN} - before | {path / ".lock"}:
+                shutil.rmtree(part, ignore_errors=True) if part.is_dir() else part.unlink(missing_ok=True)
+            if path not in before:
+                with contextlib.suppress(OSError):  # it is not empty
+                    path.rmdir()
+            file.close()
+        raise
+
+
+def describe_locked() -> str:
+    """One line on which folders of this process hold iterations; empty if that is none."""
+    return "; ".join(f"{path} keeps what was written" for path in _locks if _has_iterations(path))
+
+
+def _has_iterations(path: Path) -> bool:
+    files = path / METRICS_FILE, path / "programs" / METRICS_FILE
+    return any(file.is_file() and file.stat().st_size for file in files)
+
+
+class StopSignal(SystemExit):
+    """A signal ended a run between two chunks, and all of it is saved. Exits with the code that shells expect.
+
+    Attributes:
+      name: of the signal.
+      folder: with the run's results.
+    """
+
+    def __init__(self, number: int, folder: Path = Path()):
+        super().__init__(128 + number)
+        self.name, self.folder = signal.Signals(number).name, folder
+
+
+@contextlib.contextmanager
+def deferred_signals() -> Iterator[list[int]]:
+    """Defers SIGTERM and SIGINT (Ctrl-C) to the end of the block; yields the list of those received so far.
+
+    A second SIGINT interrupts. Python notices signals once a compiled program has ended. If an exception ends the
+    block, the deferred signals are dropped. Only the main thread receives signals: in another one, nothing is deferred.
+    """
+    received: list[int] = []
+
+    def handle(number, frame):
+        if number == signal.SIGINT and received:
+            raise KeyboardInterrupt
+        received.append(number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    handlers = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield received
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+    if received:
+        signal.raise_signal(received[0])

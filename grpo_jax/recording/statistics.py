@@ -205,38 +205,15 @@ def probability_of_improvement(x: ArrayLike, y: ArrayLike) -> tuple[float, float
         return np.nan, np.nan, np.nan
     wins = (x[:, None] > y) + 0.5 * (x[:, None] == y)
     generator = np.random.default_rng(0)
-    # How often each run is drawn is all that a resample is: a bilinear form, with no array of all pairs of each.
-    times_x, times_y = (_shares(generator, n) for n in wins.shape)
+    # The share of each run in each resample is all that a resample is: a bilinear form, with no array of all pairs.
+    times_x, times_y = (generator.multinomial(n, np.full(n, 1 / n), size=NUM_RESAMPLES) / n for n in wins.shape)
     low, high = _percentiles(np.einsum("ri,ri->r", times_x @ wins, times_y))
     return float(wins.mean()), float(low), float(high)
 
 
-def performance_profile(scores: ArrayLike, thresholds: ArrayLike) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The fraction of runs whose score is above each threshold, with its pointwise 95% interval (section 4.2).
-
-    Args:
-      scores: `[num_runs]`.
-      thresholds: `[num_points]`.
-
-    Returns:
-      `(fraction, low, high)`, each `[num_points]`; a NaN score is above nothing.
-    """
-    scores = np.asarray(scores, np.float64).reshape(-1)
-    if scores.size == 0:
-        raise ValueError("a performance profile needs at least one run, got none.")
-    above = scores[:, None] > np.asarray(thresholds, np.float64)
-    times = _shares(np.random.default_rng(0), len(scores))
-    return above.mean(axis=0), *_percentiles(times @ above, axis=0)
-
-
-def _shares(generator: np.random.Generator, n: int) -> np.ndarray:
-    """`[NUM_RESAMPLES, n]`: the share of each of `n` runs in each resample."""
-    return generator.multinomial(n, np.full(n, 1 / n), size=NUM_RESAMPLES) / n
-
-
-def _percentiles(statistics: np.ndarray, confidence: float = 0.95, axis: int | None = None) -> np.ndarray:
+def _percentiles(statistics: np.ndarray, confidence: float = 0.95) -> np.ndarray:
     """The two ends of the central `confidence` fraction of `statistics`."""
-    return np.quantile(statistics, [(1 - confidence) / 2, (1 + confidence) / 2], axis=axis)
+    return np.quantile(statistics, [(1 - confidence) / 2, (1 + confidence) / 2])
 
 
 def _checked(steps: ArrayLike, returns: ArrayLike) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

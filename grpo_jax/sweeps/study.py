@@ -17,9 +17,8 @@ from grpo_jax.config import kept_with
 from grpo_jax.devices.mesh import make_row_mesh, make_rows_function
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.files import write_json
-from grpo_jax.recording.folder_lock import SUMMARY_FILE, StopSignal, clean_up_on_error
 from grpo_jax.recording.recorder import record
-from grpo_jax.recording.run_folder import Recording, prepare_folder
+from grpo_jax.recording.run_folder import SUMMARY_FILE, Recording, StopSignal, clean_up_on_error, prepare_folder
 from grpo_jax.runs.compilation_cache import kept_programs
 from grpo_jax.runs.evaluations import Evaluate
 from grpo_jax.runs.processes import from_process_zero, is_process_zero

@@ -10,8 +10,8 @@ import pytest
 
 from grpo_jax.commands.harness.command import command, provenance
 from grpo_jax.errors import ConfigError
-from grpo_jax.recording import folder_lock
-from grpo_jax.recording.folder_lock import StopSignal
+from grpo_jax.recording import run_folder
+from grpo_jax.recording.run_folder import StopSignal
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ from grpo_jax.recording.folder_lock import StopSignal
 )
 def test_what_a_user_can_mend_is_one_line(error, said, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["grpo-jax train"])
-    monkeypatch.setattr(folder_lock, "_locks", {})  # as in a process without other runs
+    monkeypatch.setattr(run_folder, "_locks", {})  # as in a process without other runs
 
     def fail():
         raise error

@@ -9,7 +9,7 @@ import pytest
 
 from grpo_jax.commands.harness.command import make_console
 from grpo_jax.commands.harness.language_runs import HeldOutCurves
-from grpo_jax.recording.folder_lock import StopSignal
+from grpo_jax.recording.run_folder import StopSignal
 from grpo_jax.runs.progress import initial_progress
 
 # [seeds, prompts, samples and the greedy one, tokens]; -1 after the end.

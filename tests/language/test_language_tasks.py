@@ -60,8 +60,8 @@ def test_another_reward_of_the_same_name_is_another_run(tmp_path):
         task = make_task(model, rewards=(Reward("lengths", function),))
         return json.loads(json.dumps(identity(language_environment(task))))
 
-    assert check_same(described(first, lengths), described(second, lengths), "environment") == []
-    with pytest.raises(ConfigError, match=r"environment.reset.closure|environment.outcome.closure.task.identity\[1\]"):
+    check_same(described(first, lengths), described(second, lengths), "environment")
+    with pytest.raises(ConfigError, match=r"environment.reset.closure|environment.outcome.closure.task.identity.1"):
         check_same(described(first, lengths), described(first, lambda completions, **fields: [0.0]), "environment")
 
 

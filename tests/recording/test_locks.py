@@ -16,9 +16,9 @@ from grpo_jax import Config, Recording
 from grpo_jax.errors import ConfigError
 from grpo_jax.language import load_model, read_prompts
 from grpo_jax.policies import MLP
-from grpo_jax.recording import folder_lock
+from grpo_jax.recording import run_folder
 from grpo_jax.recording.files import as_path
-from grpo_jax.recording.folder_lock import clean_up_on_error, deferred_signals, lock_run_folder
+from grpo_jax.recording.run_folder import clean_up_on_error, deferred_signals, prepare_folder
 
 NUM_PROCESSES = 4
 
@@ -26,7 +26,7 @@ NUM_PROCESSES = 4
 @pytest.fixture(autouse=True)
 def no_locks(monkeypatch):
     """As in a new process."""
-    monkeypatch.setattr(folder_lock, "_locks", {})
+    monkeypatch.setattr(run_folder, "_locks", {})
 
 
 def lock_at_once(folder) -> list[str]:
@@ -40,7 +40,7 @@ def lock_at_once(folder) -> list[str]:
         os.close(begin)
         os.read(start, 1)  # until all begin
         try:
-            lock_run_folder(folder, resume=True)
+            prepare_folder(folder, [], resume=True)
             said = ""
         except BaseException as error:
             said = f"{type(error).__name__}: {error}"
@@ -69,27 +69,22 @@ def test_of_several_processes_exactly_one_resumes(tmp_path):
         assert said[1].startswith("FileExistsError: another process is writing to") and "Wait for it" in said[1]
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json"])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json", "checkpoints/ppo"])
 def test_a_folder_with_results_is_refused_and_left_alone(tmp_path, name):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("old")
-    with pytest.raises(FileExistsError, match=rf"already holds a run \({name}\).*--out"):
-        lock_run_folder(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [name]
-    assert (tmp_path / name).read_text() == "old"
+    before = {*tmp_path.rglob("*")}
+    with pytest.raises(FileExistsError, match=rf"already holds a run \({name.split('/')[0]}\).*--out"):
+        prepare_folder(tmp_path, [], resume=False)
+    assert {*tmp_path.rglob("*")} == before and (tmp_path / name).read_text() == "old"
 
 
-@pytest.mark.parametrize(
-    "place, said",
-    [
-        *[("file", "is a file"), ("file/in", "is a file"), ("loop", "broken link"), ("/dev/null/x", "is a file")],
-        *[("/proc/x", "cannot be written to: No such file"), ("n" * 300, "cannot be written to: File name too long")],
-    ],
-)
-def test_what_cannot_be_a_folder_is_one_line(place, said, tmp_path):
+@pytest.mark.parametrize("place", ["file", "file/in", "loop", "/dev/null/x", "/proc/x", "n" * 300])
+def test_what_cannot_be_a_folder_is_one_line(place, tmp_path):
     (tmp_path / "file").write_text("mine")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    with pytest.raises(OSError, match=f"{said}.*--out") as refused:
-        lock_run_folder(tmp_path / place)
+    with pytest.raises(OSError, match="cannot be written to: .*--out") as refused:
+        prepare_folder(tmp_path / place, [], resume=False)
     assert "\n" not in str(refused.value) and {path.name for path in tmp_path.iterdir()} == {"file", "loop"}
 
 
@@ -108,9 +103,9 @@ def test_an_error_removes_what_was_begun_unless_an_iteration_is_recorded(tmp_pat
     for path in ("there/notes.txt", "a/mixed/theirs/.lock"):  # of another process, within the folder of this one
         (tmp_path / path).parent.mkdir(parents=True)
         (tmp_path / path).write_text("precious")
-    for out, metrics in (("there", ""), ("new/folder", ""), ("a/mixed", ""), ("kept", "{}")):
+    for out, metrics in (("there", ""), ("new", ""), ("a/mixed", ""), ("kept", "{}")):
         with pytest.raises(KeyError), clean_up_on_error(tmp_path):
-            lock_run_folder(tmp_path / out)
+            prepare_folder(tmp_path / out, [], resume=False)
             (tmp_path / out / "checkpoints").mkdir()
             (tmp_path / out / "metrics.jsonl").write_text(metrics)
             raise KeyError

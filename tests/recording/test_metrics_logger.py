@@ -14,8 +14,8 @@ from rich.console import Console
 from grpo_jax import Config, Hyperparams
 from grpo_jax.policies import MLP
 from grpo_jax.recording.files import write_json
-from grpo_jax.recording.folder_lock import StopSignal
 from grpo_jax.recording.metrics_logger import MetricsLogger
+from grpo_jax.recording.run_folder import StopSignal
 from grpo_jax.runs.run_spec import RunSpec, Setting
 
 

@@ -6,7 +6,6 @@ from grpo_jax.recording.statistics import (
     bootstrap_interval,
     iqm,
     learning_curve,
-    performance_profile,
     probability_of_improvement,
     steps_to_reach,
 )
@@ -197,13 +196,3 @@ def test_probability_of_improvement_has_the_interval_of_redrawn_runs():
     probability, low, high = probability_of_improvement(x, y)
     assert low < probability == (x[:, None] > y).mean() < high
     np.testing.assert_allclose([low, high], np.quantile(redrawn, [0.025, 0.975]), atol=0.02)
-
-
-def test_performance_profile_by_hand():
-    share, low, high = performance_profile([1.0, 2.0, 2.0, 4.0], [0.0, 1.0, 2.0, 3.0, 4.0])
-    assert share.tolist() == [1.0, 0.75, 0.25, 0.25, 0.0]
-    assert (low <= share).all() and (share <= high).all()
-    assert low[0] == high[0] == 1.0 and low[-1] == high[-1] == 0.0 and low[2] == 0.0 and high[2] == 0.75
-    assert performance_profile([np.nan, 1.0], [0.0])[0] == 0.5
-    with pytest.raises(ValueError, match="at least one run"):
-        performance_profile([], [0.0])

@@ -10,8 +10,8 @@ from small import small_config
 from grpo_jax import Evaluate, Hyperparams, Recording, evaluate, no_progress, reached_return, recorded_run, run
 from grpo_jax.commands.harness.study import EvaluationArguments
 from grpo_jax.errors import ConfigError
-from grpo_jax.recording.folder_lock import StopSignal
 from grpo_jax.recording.metrics_file import read_metrics
+from grpo_jax.recording.run_folder import StopSignal
 from grpo_jax.runs.evaluations import GREEDY, SAMPLED, Evaluations, no_evaluations
 from grpo_jax.runs.progress import initial_progress, with_evaluation
 

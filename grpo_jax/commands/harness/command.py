@@ -19,7 +19,7 @@ from rich.console import Console
 from grpo_jax.commands.harness.parsing import invocation, peek
 from grpo_jax.devices.mesh import ENVS, MODEL, ROWS
 from grpo_jax.errors import ConfigError
-from grpo_jax.recording.folder_lock import StopSignal, clean_up_on_error, describe_locked
+from grpo_jax.recording.run_folder import StopSignal, clean_up_on_error, describe_locked
 from grpo_jax.runs.processes import is_process_zero
 from grpo_jax.runs.run_spec import hardware, versions
 

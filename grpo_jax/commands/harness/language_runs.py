@@ -21,7 +21,7 @@ from grpo_jax.language import LanguageTask, sample_completions
 from grpo_jax.language.rewards import text_of
 from grpo_jax.recording import RunSpec, pass_at_k
 from grpo_jax.recording.files import fits, json_lines, write_json, write_text
-from grpo_jax.recording.folder_lock import StopSignal
+from grpo_jax.recording.run_folder import StopSignal
 from grpo_jax.recording.trackers import log_table
 from grpo_jax.runs.progress import Chunk, Progress
 from grpo_jax.sweeps.runs import Score

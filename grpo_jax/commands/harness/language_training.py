@@ -15,7 +15,7 @@ from grpo_jax.language import LanguageTask, RewardError, load_params, save_adapt
 from grpo_jax.policies import add_lora
 from grpo_jax.recording import RunSpec
 from grpo_jax.recording.files import read_object, write_json
-from grpo_jax.recording.folder_lock import StopSignal, deferred_signals
+from grpo_jax.recording.run_folder import StopSignal, deferred_signals
 from grpo_jax.runs.run_spec import folder_name
 from grpo_jax.types import PyTree
 
