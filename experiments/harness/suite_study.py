@@ -5,10 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
+import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
-from grpo_jax import Config
+from grpo_jax import Config, TrainState
 from grpo_jax.algorithms import name_of
 from grpo_jax.commands.harness.limits import Between, Seeds
 from grpo_jax.commands.harness.parsing import chosen
@@ -123,7 +124,15 @@ def make_plans(
 def make_score(config: Config) -> Score:
     """The mean return of about 25,000 steps of episodes: many if they are short, as their returns often vary most."""
     max_steps = min(config.env.max_steps, LONGEST_EVALUATION)
-    return sampled_return(min(256, max(16, 25_600 // max_steps)), max_steps=max_steps)
+    sampled = sampled_return(min(256, max(16, 25_600 // max_steps)))
+    if max_steps == config.env.max_steps:
+        return sampled
+
+    def of_cut_episodes(config: Config, state: TrainState, key: jax.Array) -> jax.Array:
+        params = dict(config.env_params) | {"max_steps_in_episode": max_steps}
+        return sampled.function(dataclasses.replace(config, env_params=params), state, key)
+
+    return sampled._replace(function=of_cut_episodes)
 
 
 def summarise_environment(runs: list[Run]) -> dict:

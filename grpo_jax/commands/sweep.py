@@ -111,9 +111,9 @@ def _number(word: str) -> float | str:
 def ranking(result: SweepResult) -> Table:
     title, settings = result.environment, result.ranking
     title += f", the best {NUM_SHOWN} of {len(settings)}" if len(settings) > NUM_SHOWN else ""
-    rendered = Table("", *settings[0].values, *return_columns(settings[0].run), title=title)
+    rendered = Table("", *settings[0].values, *return_columns(settings[0]), title=title)
     for rank, setting in enumerate(settings[:NUM_SHOWN], start=1):
-        rendered.add_row(str(rank), *map(format_value, setting.values.values()), *return_cells(setting.run))
+        rendered.add_row(str(rank), *map(format_value, setting.values.values()), *return_cells(setting))
     return rendered
 
 

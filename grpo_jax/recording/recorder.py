@@ -37,7 +37,7 @@ from grpo_jax.runs.evaluations import Evaluate, Evaluations
 from grpo_jax.runs.processes import from_every_process, from_process_zero, is_process_zero
 from grpo_jax.runs.progress import Callback, Chunk, Progress, apply_callback
 from grpo_jax.runs.result import RunResult, describe_ends, joined
-from grpo_jax.runs.run import NUM_CHUNKS, run_checked
+from grpo_jax.runs.run import NUM_CHUNKS, Rows
 from grpo_jax.runs.run_spec import RunSpec
 from grpo_jax.training.budget import most_steps
 from grpo_jax.training.checks import check_options, check_read, check_rows, check_run, makes_params
@@ -153,7 +153,7 @@ def record(
       console: see `recorded_run`; other processes than process 0 print nothing.
     """
     with Recorder(spec, recording, evaluate is not None, callback, console, params) as recorder:
-        result = run_checked(
+        rows = Rows(
             *(spec.config, spec.hyperparams, spec.keys),
             env_params=spec.env_params,
             params=recorder.take_params if makes_params(params) else params,
@@ -163,7 +163,7 @@ def record(
             chunk_length=recorder.chunk_length,
             **options,
         )
-        return recorder.finish(result), recorder.logger.warnings
+        return recorder.finish(rows.run()), recorder.logger.warnings
 
 
 @dataclasses.dataclass

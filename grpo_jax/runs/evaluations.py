@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,10 +34,6 @@ class Evaluations(NamedTuple):
         """With one more evaluation, of `[R]` steps and returns."""
         new = Evaluations(iteration, steps, sampled, greedy)
         return jax.tree.map(lambda old, one: np.concatenate([old, np.array([one], old.dtype)]), self, new)
-
-    def of_rows(self, rows: Any) -> "Evaluations":
-        """The evaluations of some of the rows; `rows` indexes an array `[K, R]`."""
-        return Evaluations(self.iterations, self.steps[rows], self.sampled[rows], self.greedy[rows])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,7 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.evaluation.generation import answer
 from grpo_jax.policies import Policy, combine, partition
 from grpo_jax.rollouts.rollout import Simulator
-from grpo_jax.runs.compilation_cache import kept_programs
+from grpo_jax.runs.programs import kept_programs
 from grpo_jax.types import PyTree
 
 NUM_ANSWERS = 512  # sampled to measure an accuracy

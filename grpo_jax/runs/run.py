@@ -1,5 +1,6 @@
 """`run`: train steps of all rows, in chunks, until their budgets are spent."""
 
+import dataclasses
 import functools
 import time
 from collections.abc import Callable, Hashable
@@ -17,9 +18,8 @@ from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.host_calls import finished
 from grpo_jax.hyperparams import Hyperparams, completed
 from grpo_jax.objectives.reductions import missing
-from grpo_jax.runs.compilation_cache import kept_programs
 from grpo_jax.runs.evaluations import Evaluate, make_evaluation
-from grpo_jax.runs.memory import bytes_needed, explain_out_of_memory
+from grpo_jax.runs.programs import bytes_needed, explain_out_of_memory, kept_programs
 from grpo_jax.runs.progress import (
     Callback,
     Chunk,
@@ -100,62 +100,62 @@ def run(
     """
     check_run(config, hyperparams)
     check_read((config, hyperparams))
-    start = {"env_params": env_params, "params": params, "resume_from": resume_from}
-    calls = {"evaluate": evaluate, "callback": callback, "chunk_length": chunk_length}
-    return run_checked(config, hyperparams, keys, **start, **calls, mesh=mesh, compilation_cache=compilation_cache)
+    start, calls = (env_params, params, resume_from), (evaluate, callback, chunk_length)
+    return Rows(config, hyperparams, keys, *start, *calls, mesh, compilation_cache).run()
 
 
-def run_checked(
-    config: Config,
-    hyperparams: Hyperparams,
-    keys: jax.Array,
-    *,
-    env_params: EnvParams,
-    params: PyTree | Callable[[], PyTree],
-    resume_from: Progress | None,
-    evaluate: Evaluate | None,
-    callback: Callback | None,
-    chunk_length: int | None,
-    mesh: Mesh | None = None,
-    compilation_cache: bool = True,
-) -> RunResult:
-    """As `run`, after `check_run` and `check_read`."""
-    hyperparams = completed(hyperparams, config.hyperparams_class)
-    check_rows(hyperparams, keys)
-    check_options(config, params, callback, mesh)
-    rows = _Rows(config, hyperparams, keys, make_row_mesh(len(keys)) if mesh is None else mesh)
-    chunk_length = _chunk_length(config, hyperparams, chunk_length, evaluate)
-    started, program, compile_seconds = time.perf_counter(), None, 0.0
-    with kept_programs(compilation_cache), explain_out_of_memory(len(keys), lambda: bytes_needed(program)):
-        progress = rows.start(env_params, params, resume_from)
-        progress = rows.with_budget(rows.call(callback, progress, None))
-        if not progress.ended.all():
-            program = rows.compile(progress, chunk_length)
-            compile_seconds = time.perf_counter() - started
-        started = time.perf_counter() - progress.seconds
-        progress, chunks = rows.train(program, progress, started, evaluate, callback)
-    metrics, steps = joined(chunks, len(keys))
-    seconds = compile_seconds, time.perf_counter() - started
-    ends = progress.evaluations, progress.ended_by, progress.used
-    settings = settings_of(setting_columns(hyperparams, env_params, config.env.params), len(keys))
-    return RunResult(without_padding(progress).states, metrics, steps, *seconds, *ends, settings)
+@dataclasses.dataclass
+class Rows:
+    """The rows of a run: the arguments of `run`, after its checks of the config and hyperparameters."""
 
+    config: Config
+    hyperparams: Hyperparams
+    keys: jax.Array
+    env_params: EnvParams = None
+    params: PyTree | Callable[[], PyTree] = None
+    resume_from: Progress | None = None
+    evaluate: Evaluate | None = None
+    callback: Callback | None = None
+    chunk_length: int | None = None
+    mesh: Mesh | None = None
+    compilation_cache: bool = True
 
-class _Rows:
-    """The rows of a run on a mesh: where they start, what is left of their budgets, and the program of their chunks."""
-
-    def __init__(self, config: Config, hyperparams: Hyperparams, keys: jax.Array, mesh: Mesh):
-        check_mesh(config, mesh)
-        self.config, self.hyperparams, self.keys, self.mesh = config, hyperparams, keys, mesh
+    def __post_init__(self):
+        self.hyperparams = completed(self.hyperparams, self.config.hyperparams_class)
+        check_rows(self.hyperparams, self.keys)
+        check_options(self.config, self.params, self.callback, self.mesh)
+        self.mesh = make_row_mesh(len(self.keys)) if self.mesh is None else self.mesh
+        check_mesh(self.config, self.mesh)
+        self.chunk_length = _chunk_length(self.config, self.hyperparams, self.chunk_length, self.evaluate)
         self._types = None
-        self._use_of_budget = self._kept("budget", lambda: jax.jit(_use_of_budget, out_shardings=replicated(mesh)))
+        layout = replicated(self.mesh)
+        self._use_of_budget = self._kept("budget", lambda: jax.jit(_use_of_budget, out_shardings=layout))
 
-    def start(self, env_params: EnvParams, params: PyTree, resume_from: Progress | None) -> Progress:
+    def run(self) -> RunResult:
+        """Makes the iterations that are left."""
+        started, program, compile_seconds, num_rows = time.perf_counter(), None, 0.0, len(self.keys)
+        with kept_programs(self.compilation_cache), explain_out_of_memory(num_rows, lambda: bytes_needed(program)):
+            progress = self.start()
+            progress = self.with_budget(self.call(progress, None))
+            if not progress.ended.all():
+                program = self.compile(progress)
+                compile_seconds = time.perf_counter() - started
+            started = time.perf_counter() - progress.seconds
+            progress, chunks = self.train(program, progress, started)
+        metrics, steps = joined(chunks, num_rows)
+        seconds = compile_seconds, time.perf_counter() - started
+        ends = progress.evaluations, progress.ended_by, progress.used
+        columns = setting_columns(self.hyperparams, self.env_params, self.config.env.params)
+        states = without_padding(progress).states
+        return RunResult(states, metrics, steps, *seconds, *ends, settings_of(columns, num_rows))
+
+    def start(self) -> Progress:
         """The progress before the first chunk. Its states are copies, as the program's arguments are donated."""
+        params, resume_from = self.params, self.resume_from
         if makes_params(params):  # a resumed run needs only their shapes
             params = params() if resume_from is None else resume_from.states.params
             check_options(self.config, params)
-        given = self.hyperparams, self.keys, env_params, params
+        given = self.hyperparams, self.keys, self.env_params, params
         self._types = jax.tree.structure(given), tuple(map(jax.typeof, jax.tree.leaves(given)))
         init = functools.partial(initial_states, self.config, mesh=self.mesh)
         self._layout = self._kept("layout", lambda: state_shardings(self.mesh, jax.eval_shape(init, *given)))
@@ -165,27 +165,21 @@ class _Rows:
         states = finished(begin, *given, num_devices=self.mesh.size)
         return self.with_budget(initial_progress(states, len(self.keys)))
 
-    def compile(self, progress: Progress, chunk_length: int) -> jax.stages.Compiled:
+    def compile(self, progress: Progress) -> jax.stages.Compiled:
         """`(states, limits) -> (states, metrics)`: a chunk of iterations of all rows."""
 
         def make():
-            chunk_of_rows = over_rows(_budgeted_chunk(self.config, chunk_length), self.mesh)
+            chunk_of_rows = over_rows(_budgeted_chunk(self.config, self.chunk_length), self.mesh)
             layouts = self._layout, replicated(self.mesh)
             return jax.jit(lambda *rows: chunk_of_rows(rows), donate_argnums=0, out_shardings=layouts)
 
-        program = self._kept(chunk_length, make)
+        program = self._kept(self.chunk_length, make)
         return program.lower(progress.states, self._limits(progress)).compile()
 
-    def train(
-        self,
-        program: Callable | None,
-        progress: Progress,
-        started: float,
-        evaluate: Evaluate | None,
-        callback: Callback | None,
-    ) -> tuple[Progress, list[Chunk]]:
+    def train(self, program: Callable | None, progress: Progress, started: float) -> tuple[Progress, list[Chunk]]:
         """Runs chunks until all rows have ended; returns the final progress, and the chunks."""
         chunks: list[Chunk] = []
+        evaluate = self.evaluate
         if evaluate is not None:
             evaluation = make_evaluation(self.config, self.keys, evaluate.episodes, self.mesh)
         while not progress.ended.all():
@@ -203,7 +197,7 @@ class _Rows:
                 chunk = with_returns(chunk, returns)
             progress = progress._replace(seconds=time.perf_counter() - started)
             chunks.append(chunk)
-            called = self.call(callback, progress, chunk)
+            called = self.call(progress, chunk)
             progress = progress if called is progress else self.with_budget(called)
         if evaluate is not None and progress.iteration not in progress.evaluations.iterations[-1:]:
             returns = evaluation(progress.states, progress.iteration)  # the callback ended the run
@@ -211,10 +205,10 @@ class _Rows:
             chunks[-1:] = [with_returns(chunk, returns) for chunk in chunks[-1:]]
         return progress, chunks
 
-    def call(self, callback: Callback | None, progress: Progress, chunk: Chunk | None) -> Progress:
+    def call(self, progress: Progress, chunk: Chunk | None) -> Progress:
         """The progress after a call of the callback."""
         given = without_padding(progress)
-        changed = apply_callback(callback, given, chunk)
+        changed = apply_callback(self.callback, given, chunk)
         return progress if changed is given else changed._replace(states=shard_states(changed.states, self.mesh))
 
     def with_budget(self, progress: Progress) -> Progress:

@@ -1,8 +1,8 @@
 """Pictures of results: learning curves with intervals, and final returns over the axes of a sweep."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -10,8 +10,8 @@ from grpo_jax.recording.figures import legend_below, panels, plot_settings, rank
 from grpo_jax.recording.files import as_path
 from grpo_jax.recording.statistics import describe_seeds
 from grpo_jax.runs.result import RunResult
-from grpo_jax.runs.run_spec import NAME, Setting, Value, format_value
-from grpo_jax.sweeps.result import SweepResult, SweptSetting
+from grpo_jax.runs.run_spec import NAME, Setting, format_value
+from grpo_jax.sweeps.result import SweepResult
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,7 +39,7 @@ def plot(
     blocks = {}
     for name, each in (result if isinstance(result, Mapping) else {"": result}).items():
         if isinstance(each, SweepResult):
-            ranked = {setting.run.setting: setting.run.result for setting in each.ranking}
+            ranked = {run.setting: run.result for run in each.ranking}
         else:
             ranked = ranked_settings(each)
         named = {NAME: name} if name else {}
@@ -48,21 +48,15 @@ def plot(
 
 
 def plot_axes(result: SweepResult, path: Path) -> None:
-    """A heat map of the means where there are two axes in a grid; else a panel for each axis, with 95% intervals."""
+    """A panel for each axis, with the mean return of each setting and its 95% interval."""
     settings, names = result.settings, [*result.settings[0].values]
     means = np.array([setting.mean for setting in settings])
-    title = f"{result.environment}: {describe_seeds(result.num_seeds)}"
+    errors = abs(np.array([setting.interval for setting in settings]).T - means)
     columns = [[setting.values[name] for setting in settings] for name in names]
     # Values of which one is a word, such as None, are all words.
     columns = [[*map(format_value, each)] if str in map(type, each) else each for each in columns]
-    values = [sorted(set(column)) for column in columns]
-    if len(names) == 2 and len(settings) == len(values[0]) * len(values[1]):
-        size = (2.4 + 1.1 * len(values[1]), 1.7 + 0.6 * len(values[0]))
-        with panels(path, 1, size=size, title=title) as (figure, (axis,)):
-            _draw_heat_map(figure, axis, settings, names, columns, values)
-        return
-    errors = abs(np.array([(setting.low, setting.high) for setting in settings]).T - means)
     colors = [*map(format_value, columns[0])] if len(names) > 1 else [""] * len(settings)
+    title = f"{result.environment}: {describe_seeds(result.num_seeds)}"
     with panels(path, len(names), size=(4.8, 3.6), columns=4, title=title, sharey=True) as (figure, axes):
         for name, column, axis in zip(names, columns, axes, strict=True):
             for color in dict.fromkeys(colors):  # one for each value of the first axis
@@ -76,26 +70,3 @@ def plot_axes(result: SweepResult, path: Path) -> None:
         figure.supylabel("final return", fontsize="medium")
         if 1 < len(set(colors)) <= MOST_COLORS:
             legend_below(figure, axes)
-
-
-def _draw_heat_map(
-    figure: Any,
-    axis: Any,
-    settings: Sequence[SweptSetting],
-    names: Sequence[str],
-    columns: Sequence[list[Value]],
-    values: Sequence[list[Value]],
-) -> None:
-    """The means, the first axis upwards; in each cell the mean and its interval."""
-    grid, texts = np.full([len(each) for each in values], np.nan), {}
-    for y, x, setting in zip(*columns, settings, strict=True):
-        place = values[0].index(y), values[1].index(x)
-        grid[place], texts[place] = setting.mean, f"{setting.mean:.4g}\n[{setting.low:.3g}, {setting.high:.3g}]"
-    image = axis.imshow(grid, origin="lower", aspect="auto")
-    for (y, x), text in texts.items():
-        color = "k" if image.norm(grid[y, x]) > 0.6 else "w"
-        axis.text(x, y, text, ha="center", va="center", fontsize="small", color=color)
-    axis.set(ylabel=names[0], xlabel=names[1])
-    axis.set_yticks(range(len(values[0])), map(format_value, values[0]))
-    axis.set_xticks(range(len(values[1])), map(format_value, values[1]))
-    figure.colorbar(image, label="final return")

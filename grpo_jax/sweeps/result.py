@@ -3,12 +3,12 @@
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from grpo_jax.errors import ConfigError, nearest
-from grpo_jax.recording import TrainedPolicy, bootstrap_interval, iqm, load
+from grpo_jax.recording import TrainedPolicy, load
 from grpo_jax.recording.statistics import describe_seeds
 from grpo_jax.runs.result import RunResult, as_dataframe, stacked
 from grpo_jax.runs.run_spec import Setting, Value
@@ -18,61 +18,37 @@ if TYPE_CHECKING:
     import pandas
 
 
-class SweptSetting(NamedTuple):
-    """A setting of a sweep, and how well it did over its seeds."""
-
-    run: Run  # its seeds: `run.final_returns` are [num_seeds], `run.result.metrics` [n, num_seeds]
-    mean: float  # interquartile mean over seeds of the final return
-    low: float  # its 95% interval: bootstrap over seeds
-    high: float
-
-    @property
-    def values(self) -> Mapping[str, Value]:
-        """The value on each axis of the sweep."""
-        return self.run.setting.values
-
-    @property
-    def label(self) -> str:
-        """The values as a text, such as "learning_rate=0.001, gae_lambda=0.95"."""
-        return str(self.run.setting)
-
-
-def swept(run: Run) -> SweptSetting:
-    """The setting of a finished run."""
-    return SweptSetting(run, float(iqm(run.final_returns)), *bootstrap_interval(run.final_returns))
-
-
 @dataclasses.dataclass(frozen=True, repr=False)
 class SweepResult:
     """What `sweep` returns; `print` shows the ranking.
 
     Attributes:
       out: the folder.
-      settings: in the order of the grid.
+      settings: a `Run` of each, in the order of the grid.
     """
 
     out: Path
-    settings: list[SweptSetting]
+    settings: list[Run]
 
     @property
-    def ranking(self) -> list[SweptSetting]:
+    def ranking(self) -> list[Run]:
         """The settings by their interquartile mean of the final return, the best first; NaN comes last."""
         return sorted(self.settings, key=lambda setting: -np.nan_to_num(setting.mean, nan=-np.inf))
 
     @property
     def environment(self) -> str:
         """The environment's name."""
-        return self.settings[0].run.environment
+        return self.settings[0].environment
 
     @property
     def num_seeds(self) -> int:
         """Of each setting."""
-        return len(self.settings[0].run.final_returns)
+        return len(self.settings[0].final_returns)
 
     @property
     def by_setting(self) -> dict[Setting, RunResult]:
         """The result of each setting, whose columns are its seeds."""
-        return {run.setting: run.result for run, *_ in self.settings}
+        return {run.setting: run.result for run in self.settings}
 
     def curves(self) -> dict[str, np.ndarray]:
         """Each metric, and the `environment_steps` made so far, as `[settings, seeds, iterations]`, NaN-padded."""
@@ -109,12 +85,12 @@ class SweepResult:
         if found is None:
             labels = [each.label for each in ranking]
             raise ConfigError(f"the sweep has no setting {setting!r}: {nearest(str(setting), labels)}")
-        return load(self.out, found.label, row=seed, which=which, config=found.run.config)
+        return load(self.out, found.label, row=seed, which=which, config=found.config)
 
     def __repr__(self) -> str:
         lines = [f"{self.environment}, final return: {describe_seeds(self.num_seeds)}"]
         width = max(len(setting.label) for setting in self.settings)
         for rank, setting in enumerate(self.ranking, start=1):
-            interval = f"{setting.mean:.4g} [{setting.low:.4g}, {setting.high:.4g}]"
-            lines.append(f"{rank:>3}  {setting.label:<{width}}  {interval}")
+            low, high = setting.interval
+            lines.append(f"{rank:>3}  {setting.label:<{width}}  {setting.mean:.4g} [{low:.4g}, {high:.4g}]")
         return "\n".join([*lines, f"in {self.out}"])

@@ -1,7 +1,6 @@
 """Finished runs, with their final returns."""
 
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -14,7 +13,7 @@ from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.recording import bootstrap_interval, iqm
 from grpo_jax.recording.config_file import config_fields
 from grpo_jax.runs.result import RunResult, columns_of
-from grpo_jax.runs.run_spec import Setting
+from grpo_jax.runs.run_spec import Setting, Value
 from grpo_jax.types import TrainState
 
 
@@ -43,13 +42,33 @@ class Run(NamedTuple):
             states=None,
             metrics=part.metrics,
             steps=part.steps,
-            evaluations=self.result.evaluations.of_rows(np.s_[:, rows]),
+            evaluations=jax.tree.map(lambda each: each if each.ndim == 1 else each[:, rows], self.result.evaluations),
             ended_by=self.result.ended_by[rows],
             used=self.result.used[rows],
             settings=None,
         )
         final_returns = self.final_returns[rows]
         return self._replace(setting=setting, hyperparams=hyperparams, result=result, final_returns=final_returns)
+
+    @property
+    def values(self) -> Mapping[str, Value]:
+        """Those of the setting: of a sweep, one on each axis."""
+        return self.setting.values
+
+    @property
+    def label(self) -> str:
+        """The values as a text, such as "learning_rate=0.001, gae_lambda=0.95"."""
+        return str(self.setting)
+
+    @property
+    def mean(self) -> float:
+        """The interquartile mean over seeds of the final return."""
+        return float(iqm(self.final_returns))
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95% interval of the mean: a bootstrap over seeds."""
+        return bootstrap_interval(self.final_returns)
 
     @property
     def environment(self) -> str:
@@ -67,11 +86,6 @@ class Run(NamedTuple):
         return np.nan_to_num(self.result.metrics["episode/count"])
 
     @property
-    def episodes(self) -> np.ndarray:
-        """`[num_iterations, num_seeds]` training episodes that ended so far."""
-        return np.cumsum(self.counts, axis=0)
-
-    @property
     def steps_per_second(self) -> float:
         """Environment steps of all seeds per second of training, without compilation."""
         return float(self.result.steps[-1].sum()) / self.result.train_seconds
@@ -84,13 +98,10 @@ class Score(NamedTuple):
     caption: str
 
 
-def sampled_return(num_episodes: int, *, max_steps: int | None = None) -> Score:
-    """The mean return of that many sampled episodes, which are cut off after `max_steps` steps."""
+def sampled_return(num_episodes: int) -> Score:
+    """The mean return of that many sampled episodes."""
 
     def score(config: Config, state: TrainState, key: jax.Array) -> jax.Array:
-        if max_steps is not None and max_steps < config.env.max_steps:
-            params = dict(config.env_params) | {"max_steps_in_episode": max_steps}
-            config = dataclasses.replace(config, env_params=params)
         return evaluate(config, state, key, num_episodes=num_episodes).returns.mean()
 
     return Score(score, f"{num_episodes} sampled episodes each")

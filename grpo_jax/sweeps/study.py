@@ -19,9 +19,9 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.recording.files import write_json
 from grpo_jax.recording.recorder import record
 from grpo_jax.recording.run_folder import SUMMARY_FILE, Recording, StopSignal, clean_up_on_error, prepare_folder
-from grpo_jax.runs.compilation_cache import kept_programs
 from grpo_jax.runs.evaluations import Evaluate
 from grpo_jax.runs.processes import from_process_zero, is_process_zero
+from grpo_jax.runs.programs import kept_programs
 from grpo_jax.runs.run_spec import RunSpec, hardware, versions
 from grpo_jax.sweeps.runs import SAMPLED_RETURN, Run, Score, summarise
 from grpo_jax.training.checks import check_mesh, check_read, check_run

@@ -28,7 +28,7 @@ from grpo_jax.runs.progress import Chunk
 from grpo_jax.runs.run_spec import RunSpec, Setting
 from grpo_jax.sweeps.grid import make_bases, make_grid
 from grpo_jax.sweeps.pictures import plot, plot_axes
-from grpo_jax.sweeps.result import SweepResult, swept
+from grpo_jax.sweeps.result import SweepResult
 from grpo_jax.sweeps.runs import run_keys
 from grpo_jax.sweeps.study import PROGRAMS, Study
 
@@ -114,14 +114,14 @@ def train_grid(
     for program in programs:
         _train_program(study, program, evaluation_keys, resume=recording.resume)
     runs = {run.setting: run for run in study.runs}  # in the order of the programs
-    result = SweepResult(out, [swept(runs[plan.setting]) for plan in plans])
-    best = result.ranking[0].run
-    study.write_summary(best=best.setting.values)
+    result = SweepResult(out, [runs[plan.setting] for plan in plans])
+    best = result.ranking[0]
+    study.write_summary(best=best.values)
     write_json(study.out / "best.json", as_fields(best.config, best.hyperparams))
     plot_axes(result, study.out / "sweep.png")
     plot(result, study.out / "learning_curves.png")
     if is_process_zero():
-        _split_policies(study, programs, {each.run.setting for each in result.ranking[:NUM_DRAWN]})
+        _split_policies(study, programs, {run.setting for run in result.ranking[:NUM_DRAWN]})
         if not (study.out / PROGRAMS / "checkpoints").exists():  # else a sweep that is resumed needs them
             shutil.rmtree(study.out / PROGRAMS / POLICIES)
     return result

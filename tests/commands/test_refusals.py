@@ -218,7 +218,7 @@ FAILURES = {
     "memory": ("grpo_jax.runs.run.initial_states", exhausted, "not enough memory for 1 rows"),
     "checkpoints": ("grpo_jax.sweeps.study.record", failing(ConfigError("of another run")), "of another run"),
     "the first chunk": (
-        "grpo_jax.recording.recorder.run_checked",
+        "grpo_jax.recording.recorder.Rows",
         lambda *_, callback, **__: save_and_fail(callback),
         "not enough memory: 1",
     ),
@@ -270,7 +270,7 @@ def test_a_disk_that_is_full(tmp_path, capsys, monkeypatch):
         monkeypatch.setattr(MetricsLogger, "_write", failing(OSError(errno.ENOSPC, "No space left on device")))
         callback(progress, chunk._replace(iteration=2))
 
-    monkeypatch.setattr("grpo_jax.recording.recorder.run_checked", run)
+    monkeypatch.setattr("grpo_jax.recording.recorder.Rows", run)
     said = refused(capsys, lambda: start("--out", str(tmp_path / "[red]")))
     assert "error: [Errno 28] No space left on device. What was not written yet is lost; " in said
     assert said.count(f"{tmp_path / '[red]'} keeps what was written") == 1

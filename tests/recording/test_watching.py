@@ -10,7 +10,7 @@ import pytest
 from grpo_jax.environments.spaces import Box, Discrete, MultiDiscrete
 from grpo_jax.recording.metrics_file import read_metrics, truncate_metrics
 from grpo_jax.recording.training_warnings import DEAD_ITERATIONS, TrainingWarnings
-from grpo_jax.runs.memory import advice
+from grpo_jax.runs.programs import advice
 from grpo_jax.runs.run_spec import Setting
 
 
@@ -76,7 +76,7 @@ def test_groups_of_equal_scores_with_advantages_are_not_dead():
 
 def test_exhausted_memory_says_how_many_rows_would_fit(monkeypatch):
     assert "100 rows" in advice(100, 0) and "num_seeds" in advice(100, 0) and "would fit" not in advice(100, 0)
-    monkeypatch.setattr("grpo_jax.runs.memory.device_memory", lambda: 16 * 2**30)
+    monkeypatch.setattr("grpo_jax.runs.programs.device_memory", lambda: 16 * 2**30)
     assert "need 40.0 GiB of 16.0 GiB; about 36 would fit" in advice(100, 40 * 2**30)
 
 

@@ -19,7 +19,6 @@ from grpo_jax.runs.result import RunResult
 from grpo_jax.runs.run_spec import Setting, settings_of
 from grpo_jax.sweeps import SweepResult
 from grpo_jax.sweeps.pictures import plot_axes
-from grpo_jax.sweeps.result import swept
 from grpo_jax.sweeps.runs import Run, run_keys
 
 FLAGS = ["--environment", "Catch-bsuite", "--algorithm", "ppo", "--num-envs", "4", "--num-steps", "16"]
@@ -48,26 +47,24 @@ def finished(values, final_returns, metrics=None):
 def made(axes, finals):
     """The result of a sweep with these final returns, by the point."""
     runs = [finished(dict(zip(axes, point, strict=True)), each) for point, each in finals.items()]
-    return SweepResult("runs/made", [swept(run) for run in runs])
+    return SweepResult("runs/made", runs)
 
 
 def test_each_setting_is_the_run_it_would_be_alone(found):
     alone = BASE.hyperparams.replace(learning_rate=1e-2, clip_high=0.3)
     result = run(dataclasses.replace(BASE.config), alone, run_keys(0, 3)[0])
-    assert found.settings[1].label == "learning_rate=0.01" and found.settings[1].run.hyperparams.clip_high == 0.3
-    np.testing.assert_array_equal(found.settings[1].run.result.steps, result.steps)
+    assert found.settings[1].label == "learning_rate=0.01" and found.settings[1].hyperparams.clip_high == 0.3
+    np.testing.assert_array_equal(found.settings[1].result.steps, result.steps)
     assert result.curves()[RETURN].shape == (1, 3, 3) and [*result.settings.rows] == [Setting()]
     for name in (RETURN, "policy/entropy", "loss/value"):
-        np.testing.assert_allclose(
-            found.settings[1].run.result.metrics[name], result.metrics[name], rtol=1e-4, atol=1e-5
-        )
+        np.testing.assert_allclose(found.settings[1].result.metrics[name], result.metrics[name], rtol=1e-4, atol=1e-5)
 
 
 def test_settings_are_ranked_by_their_means():
     result = made(("discount",), {(0.9,): [0, 0, 0, 100], (1.0,): [10, 10, 10, 10], (0.5,): [np.nan] * 4})
     ranking = result.ranking
     assert [setting.values["discount"] for setting in ranking] == [1.0, 0.9, 0.5], "not by the luckiest seed"
-    assert ranking[1].mean == 0 and (ranking[1].low, ranking[1].high) == (0, 100) and ranking[0].low == 10
+    assert ranking[1].mean == 0 and ranking[1].interval == (0, 100) and ranking[0].interval[0] == 10
     lines = repr(result).splitlines()
     assert "IQM of 4 seeds" in lines[0] and "fewer than 6" in lines[1] and lines[2] == "  1  discount=1    10 [10, 10]"
 
@@ -87,7 +84,7 @@ def test_curves_are_settings_by_seeds_by_iterations(found):
     curves = found.curves()
     assert curves[RETURN].shape == curves["environment_steps"].shape == (2, 3, 3)
     assert curves["environment_steps"][0, 0].tolist() == [64, 128, 192]
-    np.testing.assert_array_equal(curves[RETURN][1, 2], found.settings[1].run.result.metrics[RETURN][:, 2])
+    np.testing.assert_array_equal(curves[RETURN][1, 2], found.settings[1].result.metrics[RETURN][:, 2])
 
 
 def test_a_table_has_a_line_for_each_iteration(found):
@@ -96,7 +93,7 @@ def test_a_table_has_a_line_for_each_iteration(found):
     assert [*table.columns[:4]] == ["learning_rate", "seed", "iteration", "environment_steps"] and len(table) == 18
     line = table[(table.learning_rate == 0.01) & (table.seed == 2) & (table.iteration == 1)].iloc[0]
     assert line.environment_steps == 128
-    np.testing.assert_equal(line[RETURN], found.settings[1].run.result.metrics[RETURN][1, 2])
+    np.testing.assert_equal(line[RETURN], found.settings[1].result.metrics[RETURN][1, 2])
 
 
 def test_results_of_runs_keep_settings_apart_too(monkeypatch):
@@ -150,7 +147,7 @@ def test_the_command_leaves_the_same_folder(found, tmp_path):
 
 def test_pictures_are_drawn(found, tmp_path):
     plot(found, tmp_path / "curves.png", "policy/entropy")
-    plot({"one": found.settings[0].run.result, "other": found.settings[1].run.result}, tmp_path / "two.png")
+    plot({"one": found.settings[0].result, "other": found.settings[1].result}, tmp_path / "two.png")
     finals = {(a, b, i): [a, i, 2.0] for a in (0.1, 0.2) for b in ("relu", "tanh") for i in (1, 20)}
     plot_axes(made(("discount", "activation", "num_epochs"), finals), tmp_path / "panels.png")
     grid = made(("discount", "num_epochs"), {(a, i): [np.nan] for a in (0.1, 0.2) for i in (1, 2)})

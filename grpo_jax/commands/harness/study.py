@@ -20,9 +20,9 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.recording.figures import plot_settings
 from grpo_jax.recording.policy_saver import FOLDER as POLICIES
 from grpo_jax.recording.run_folder import Recording
-from grpo_jax.runs.compilation_cache import keep_programs
 from grpo_jax.runs.evaluations import Evaluate, no_progress, reached_return
 from grpo_jax.runs.processes import is_process_zero
+from grpo_jax.runs.programs import keep_programs
 from grpo_jax.runs.progress import Chunk, Progress
 from grpo_jax.runs.run_spec import RunSpec
 from grpo_jax.sweeps import study

@@ -8,8 +8,8 @@ from probes import Probe
 
 from grpo_jax import Config, Hyperparams, run
 from grpo_jax.policies import MLP
-from grpo_jax.runs import compilation_cache
-from grpo_jax.runs.compilation_cache import cache_folder, kept_programs
+from grpo_jax.runs import programs
+from grpo_jax.runs.programs import cache_folder, kept_programs
 
 
 @pytest.fixture
@@ -81,5 +81,5 @@ def test_without_a_folder_to_write_to_nothing_is_kept(home, monkeypatch):
 def test_each_type_of_cpu_has_a_folder_of_its_own(home, monkeypatch):
     here = cache_folder()
     assert cache_folder() == here
-    monkeypatch.setattr(compilation_cache.platform, "machine", lambda: "another")
+    monkeypatch.setattr(programs.platform, "machine", lambda: "another")
     assert cache_folder() != here

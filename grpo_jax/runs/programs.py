@@ -1,0 +1,90 @@
+"""Compiled programs: where they are kept for the next process, and what to lower where they lack memory."""
+
+import contextlib
+import hashlib
+import os
+import platform
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jax
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
+
+
+def cache_folder() -> Path:
+    """`~/.cache/grpo_jax/xla/<type of CPU>`: a program compiled for one type of CPU may not run on another."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    features = [line for line in lines if line.startswith(("model name", "flags", "Features"))]
+    cpu = "\n".join([platform.machine(), platform.processor(), *sorted(set(features))])
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return root / "grpo_jax" / "xla" / f"{platform.machine()}-{hashlib.sha256(cpu.encode()).hexdigest()[:12]}"
+
+
+def keep_programs() -> bool:
+    """Keeps what this process compiles from now on in `cache_folder()`; returns whether that changed anything.
+
+    A folder that is set already, such as by JAX_COMPILATION_CACHE_DIR, stays, and so does a cache that is switched off
+    (JAX_ENABLE_COMPILATION_CACHE=0). A program that calls the host is left out by jax 0.10 and kept by jax 0.11, which
+    gives it the functions of the process that loads it. Without a home that can be written to, nothing is kept.
+    """
+    if jax.config.jax_compilation_cache_dir or not jax.config.jax_enable_compilation_cache:
+        return False
+    try:
+        cache_folder().mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError):  # there may be no home at all
+        return False
+    jax.config.update("jax_compilation_cache_dir", str(cache_folder()))
+    return True
+
+
+@contextlib.contextmanager
+def kept_programs(enabled: bool = True) -> Iterator[None]:
+    """In the block, programs are kept as `keep_programs` says; after it, JAX's settings are what they were."""
+    changed = enabled and keep_programs()
+    try:
+        yield
+    finally:
+        if changed:
+            jax.config.update("jax_compilation_cache_dir", None)
+            reset_cache()  # else JAX goes on with the folder, also where the user then sets another
+
+
+def bytes_needed(program: jax.stages.Compiled | None) -> int:
+    """Bytes of a program's arguments, results and temporary arrays on each device; 0 if unknown."""
+    if program is None or not (sizes := program.memory_analysis()):
+        return 0
+    needed = sizes.argument_size_in_bytes + sizes.output_size_in_bytes + sizes.temp_size_in_bytes
+    return needed - sizes.alias_size_in_bytes
+
+
+def device_memory() -> int:
+    """Bytes of an accelerator's memory, or of a CPU device's share of the host's memory; 0 if unknown."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    if "bytes_limit" in stats:
+        return stats["bytes_limit"]
+    names = ("SC_PAGE_SIZE", "SC_PHYS_PAGES")
+    is_known = hasattr(os, "sysconf") and all(name in os.sysconf_names for name in names)
+    return os.sysconf(names[0]) * os.sysconf(names[1]) // jax.local_device_count() if is_known else 0
+
+
+@contextlib.contextmanager
+def explain_out_of_memory(num_rows: int, needed: Callable[[], int]) -> Iterator[None]:
+    """Turns XLA's out-of-memory error into a MemoryError that says what to lower; `needed()` is as `bytes_needed`."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error) and "Out of memory" not in str(error):
+            raise
+        raise MemoryError(advice(num_rows, needed())) from error
+
+
+def advice(num_rows: int, needed: int) -> str:
+    """What to lower; where the memory that is needed is known, also how many rows would fit."""
+    text = f"not enough memory for {num_rows} rows (seeds × hyperparameters) at once"
+    if needed and (available := device_memory()):
+        fit = min(num_rows - 1, int(0.9 * available / needed * num_rows))
+        text += f": they need {needed / 2**30:.1f} GiB of {available / 2**30:.1f} GiB; "
+        text += f"about {fit} would fit" if fit else "not even one would fit"
+    lower = "Lower num_seeds, num_envs or num_steps, raise num_minibatches or num_microbatches"
+    return f"{text}. {lower}; a sweep can train its rows in parts, with rows_at_once"
