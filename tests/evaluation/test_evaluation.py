@@ -65,8 +65,7 @@ def test_sampled_episodes_have_it_in_the_mean(probe, sampled):
     assert result.lengths.dtype == jnp.int32 and (result.lengths == LIFETIME).all()
     bonuses = (result.returns - LIFETIME) / BONUS
     assert np.array_equal(bonuses, np.round(bonuses)) and len(set(bonuses.tolist())) > 2
-    deviation = np.sqrt(LIFETIME * 3 / 16 / NUM_EPISODES)
-    assert abs(bonuses.mean() - LIFETIME * 3 / 4) < 4 * deviation
+    assert abs(bonuses.mean() - LIFETIME * 3 / 4) < 4 * np.sqrt(LIFETIME * 3 / 16 / NUM_EPISODES)
 
 
 def test_it_vmaps_over_states_and_keys(probe, sampled):
@@ -100,8 +99,7 @@ def test_recorded_episodes_come_in_chunks(probe, monkeypatch):
 class Counting(Probe):
     """A `Probe` that says when it is traced."""
 
-    def __init__(self, traces):
-        self.traces = traces
+    traces = []
 
     def step_env(self, key, state, action, params):
         self.traces.append("step")
@@ -109,8 +107,7 @@ class Counting(Probe):
 
 
 def test_a_second_call_compiles_nothing(probe):
-    traces = []
-    config = dataclasses.replace(probe[0], environment=Counting(traces))
+    traces, config = Counting.traces, dataclasses.replace(probe[0], environment=Counting())
     for _ in range(2):
         evaluate(config, probe[1], jax.random.key(1), num_episodes=4)
         list(record_episodes(config, probe[1], jax.random.key(1)))

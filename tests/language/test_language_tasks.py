@@ -43,8 +43,7 @@ def test_rewards_see_what_the_file_holds_and_the_limit_of_completions(model):
         assert max_completion == [4] * len(prompts)
         return [1.0] * len(prompts)
 
-    calls, a = [], model.tokenizer.encode("a")[0]
-    rewards = (Reward("seen", seen), Reward("lengths", lengths, 0.5))
+    calls, a, rewards = [], model.tokenizer.encode("a")[0], (Reward("seen", seen), Reward("lengths", lengths, 0.5))
     values = make_task(model, rewards=rewards).score(np.array([1, 0]), np.array([[a, a, END, -1], [END, -1, -1, -1]]))
     assert calls == [(["345", "12"], ["aa", ""], ["b", "a"])] and values.tolist() == [[1, 2], [1, 0]]
     make_task(model, [{"messages": CHAT[1:2], "answer": 1}], rewards=rewards[:1]).score(np.array([0]), np.array([[a]]))
@@ -168,9 +167,9 @@ def test_steps_are_paid_by_the_tokens_that_end_them(model):
     assert values[..., 0].tolist() == [[0, 0, 1, 0.5, 0, 0], [0, 1, 0, 0.5, 0, 0]], "the first character has two bytes"
     assert rewarded.any(-1).tolist() == [[0, 0, 1, 1, 1, 0], [0, 1, 0, 1, 1, 0]]
 
-    env = language_environment(task)
     states = Completion(np.zeros(2, np.int32), tokens.astype(np.int32), np.array([5, 5], np.int32))
-    parts = jax.jit(env.outcome)(states, {"by_line": np.float32([1, 2]), "lengths": np.float32([0.1, 0.2])})
+    weights = {"by_line": np.float32([1, 2]), "lengths": np.float32([0.1, 0.2])}
+    parts = jax.jit(language_environment(task).outcome)(states, weights)
     assert (parts.values == values).all() and (parts.rewarded == rewarded).all()
     assert parts.weights[1].tolist() == [[2, np.float32(0.2)]] * 6
 
@@ -192,39 +191,33 @@ def test_a_reward_of_none_counts_in_no_mean_and_no_deviation(model, process_rewa
 
 def test_other_prompts_need_no_other_program(model):
     """Nor another order, to train or to complete; completions are those of the prompts that were given."""
-    rows = [{"prompt": text, "answer": ""} for text in ("12", "345", "6", "78")]
-
-    def lowered(task):
-        sizes = {"num_envs": 4, "group_size": 2, "num_minibatches": 1, "network": model.architecture}
-        config = Config(environment=language_environment(task), **sizes)
-        states.append(states[0] if states else begin(config))
-        program = jax.jit(functools.partial(sample_completions, config, task, greedy=True))
-        return jax.jit(make_train_step(config)).lower(states[0]), program.lower(
-            states[0], task.tokens, jax.random.key(1)
-        )
-
-    states, tasks = [], [make_task(model, rows), make_task(model, rows[::-1])]
-    (training, program), (other_training, other) = map(lowered, tasks)
-    assert (training.as_text(), program.as_text()) == (other_training.as_text(), other.as_text())
-    play = program.compile()
-    completions, others = (np.asarray(play(states[0], task.tokens, jax.random.key(1))) for task in tasks)
+    rows, key = [{"prompt": text, "answer": ""} for text in ("12", "345", "6", "78")], jax.random.key(1)
+    tasks = make_task(model, rows), make_task(model, rows[::-1])
+    sizes = {"num_envs": 4, "group_size": 2, "num_minibatches": 1, "network": model.architecture}
+    configs = [Config(environment=language_environment(task), **sizes) for task in tasks]
+    state, programs = begin(configs[0]), []
+    for config, task in zip(configs, tasks, strict=True):
+        complete = jax.jit(functools.partial(sample_completions, config, task, greedy=True))
+        programs.append((jax.jit(make_train_step(config)).lower(state), complete.lower(state, task.tokens, key)))
+    assert len({tuple(program.as_text() for program in each) for each in programs}) == 1
+    play = programs[0][1].compile()
+    completions, others = (np.asarray(play(state, task.tokens, key)) for task in tasks)
     assert (completions == others[::-1]).all() and len(np.unique(completions, axis=0)) > 1
 
 
 def test_time_goes_to_rollouts_rewards_and_updates(model, monkeypatch):
-    task, clock = make_task(model), iter([0.0, 1.0, 3.0, 6.0, 10.0])
+    task, clock, prompt = make_task(model), iter([0.0, 1.0, 3.0, 6.0, 10.0]), np.array([0])
     monkeypatch.setattr("grpo_jax.language.task.time.perf_counter", lambda: next(clock))
-    task.tokens_of(np.array([0]))
-    task.tokens_of(np.array([0]))
-    task.score_in_callback(np.array([0]), np.array([[5, END, -1, -1]]))
+    for _ in range(2):
+        task.tokens_of(prompt)
+    task.score_in_callback(prompt, np.array([[5, END, -1, -1]]))
     task.times.begin(None)
     assert task.times.take() == {"rollouts": 3.0, "rewards": 3.0, "updates": 4.0}
     assert set(task.times.take().values()) == {0.0}
 
 
 def test_what_does_not_fit_the_model_is_named(model):
-    smaller = model._replace(architecture=dataclasses.replace(model.architecture, vocab_size=20))
-    spaces = make_tokenizer()
+    small, spaces = dataclasses.replace(model.architecture, vocab_size=20), make_tokenizer()
     spaces.decoder = pytest.importorskip("tokenizers").decoders.Metaspace()
     rows, long = [{"prompt": "1"}], [{"prompt": "1"}, {"prompt": "1" * 61}]
     for changes, message in (
@@ -233,7 +226,7 @@ def test_what_does_not_fit_the_model_is_named(model):
         ({"rows": [{"prompt": "\ud83d"}]}, "prompt 0: .* is not a text in Unicode"),
         ({"held_out": as_prompts(rows)}, "held-out prompts have the fields .*answer"),
         ({"max_completion": 0}, "max_completion=0 is not a positive integer"),
-        ({"model": smaller}, "the tokenizer has the token .* but the model only vocab_size=20"),
+        ({"model": model._replace(architecture=small)}, "has the token .* but the model only vocab_size=20"),
         *(({"stop_strings": wrong}, "must be texts that are not empty") for wrong in ("text", ("a", ""))),
         ({"model": model._replace(tokenizer=Tokenizer(spaces, [0])), "stop_strings": ("a",)}, "a tokenizer of bytes"),
     ):

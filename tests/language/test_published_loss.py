@@ -59,11 +59,7 @@ def published(loss_type, beta, *, scaled=True, sequences=False):
     per_token = -np.minimum(ratio * advantage, clipped * advantage)
     slope = np.where(ratio * advantage <= clipped * advantage, -ratio * advantage, 0.0)
     per_token = per_token + beta * (np.exp(reference - log_prob) - (reference - log_prob) - 1)
-    weights = {
-        "grpo": MASK / LENGTHS / NUM,
-        "dapo": MASK / MASK.sum(),
-        "dr_grpo": MASK / (NUM * NUM_STEPS),
-    }[loss_type]
+    weights = {"grpo": MASK / LENGTHS / NUM, "dapo": MASK / MASK.sum(), "dr_grpo": MASK / (NUM * NUM_STEPS)}[loss_type]
     to_log_prob = np.einsum("tn,tun->un", weights * slope, share)
     to_log_prob += weights * beta * (1 - np.exp(reference - log_prob))
     gradient = to_log_prob[..., None] * (np.eye(NUM_TOKENS)[TOKENS] - np.exp(log_softmax(POLICY)))

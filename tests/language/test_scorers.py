@@ -91,25 +91,20 @@ def test_a_scorer_rewards_another_models_completions(tmp_path):
     """Their tokenizers differ: that of the policy numbers its tokens in another order."""
     tokenizer = make_tokenizer()
     vocabulary = {token: 257 - number for token, number in tokenizer.get_vocab().items()}
-    other = type(tokenizer)(type(tokenizer.model)(vocabulary, []))
-    other.add_special_tokens(["<|im_end|>", "<|im_start|>"])
-    other.pre_tokenizer, other.decoder = tokenizer.pre_tokenizer, tokenizer.decoder
+    tokenizer.model = type(tokenizer.model)(vocabulary, [])
     architecture = Transformer(num_layers=1, width=16, num_heads=2, qk_norm=True)
     params = make_params(architecture, 258)
-    save_model(tmp_path / "policy", architecture, params, other, end_token="<|im_end|>", context=64)
+    save_model(tmp_path / "policy", architecture, params, tokenizer, end_token="<|im_end|>", context=64)
     model, folder = load_model(tmp_path / "policy"), make_scorer(tmp_path / "judge", model_type="qwen3")
     (reward,) = lm.load_rewards(lm.parse(f"--model m --prompts p --reward-model {folder}=0.5".split()))
     assert (reward.name, reward.weight) == ("judge", 0.5)
     prompts = as_prompts([{"prompt": "b"}, {"prompt": "a"}])
     task = LanguageTask(model=model, prompts=prompts, rewards=(reward,), max_completion=5)
-    rows = [model.tokenizer.encode(text) for text in ("bbcd", "abca", "aacb")]
-    own = reward.function.model.tokenizer
+    rows, own = [model.tokenizer.encode(text) for text in ("bbcd", "abca", "aacb")], reward.function.model.tokenizer
     assert rows[1] != own.encode("abca")
-    tokens = np.array([[*row, -1] for row in rows])
-    env = language_environment(task)
+    tokens, env = np.array([[*row, -1] for row in rows]), language_environment(task)
     states = Completion(jnp.array([0, 0, 1]), jnp.array(tokens), jnp.array([4, 4, 4]))
-    params = {name: jnp.broadcast_to(value, 3) for name, value in env.params.items()}
-    paid = jax.jit(env.outcome)(states, params)
+    paid = jax.jit(env.outcome)(states, {name: jnp.broadcast_to(value, 3) for name, value in env.params.items()})
     oracle = [numpy_scores(folder, own.encode(text))[-1, 0] for text in ("bbbcd", "babca", "aaacb")]
     np.testing.assert_allclose(np.asarray(paid.values)[:, 0], oracle, atol=1e-5)
     np.testing.assert_allclose(paid.values, task.score(np.array([0, 0, 1]), tokens), atol=1e-5)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from language_models import CHAT, MODEL_TYPES, TEMPLATES, make_model
+from language_models import CHAT, MODEL_TYPES, TEMPLATES, lengths, make_model
 
 from grpo_jax.commands import lm
 from grpo_jax.language import load_architecture, load_model, load_params, save_trained
@@ -19,11 +19,6 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
 
 TEXT = "12 + 3 = 15"
-
-
-def lengths(completions):
-    """A reward."""
-    return [float(len(text)) for text in completions]
 
 
 def logits(folder, tokens):
