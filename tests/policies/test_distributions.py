@@ -1,4 +1,4 @@
-"""Discrete distributions: values against NumPy in float64, frequencies of samples, actions of probability 0."""
+"""Distributions of actions: values in float64, frequencies of samples, actions of probability 0 and saturated ones."""
 
 import jax
 import jax.numpy as jnp
@@ -8,19 +8,20 @@ from compilation import compiled
 from jax.test_util import check_grads
 
 from grpo_jax.environments.spaces import Box, Discrete, MultiDiscrete
-from grpo_jax.policies import distributions
+from grpo_jax.policies.distributions import (
+    LOG_STD_RANGE,
+    categorical,
+    diagonal_gaussian,
+    make_distribution,
+    multi_categorical,
+)
 
 INF = np.inf
-categorical = compiled(distributions.categorical(4))
+discrete = compiled(categorical(4))
 RNG = np.random.default_rng(0)
 LOGITS = RNG.normal(0, 2, (5, 3, 6)).astype(np.float32)
 OTHER = RNG.normal(0, 2, (5, 3, 6)).astype(np.float32)
-IMPOSSIBLE = {
-    "first": [-INF, 0.3, -0.2, 1.0],
-    "middle": [0.3, -INF, -0.2, 1.0],
-    "last": [0.3, -0.2, 1.0, -INF],
-    "all but one": [-INF, -INF, 0.0, -INF],
-}
+IMPOSSIBLE = [-INF, 0.3, -0.2, 1.0], [0.3, -INF, -0.2, 1.0], [0.3, -0.2, 1.0, -INF], [-INF, -INF, 0.0, -INF]
 
 
 def log_softmax(logits):
@@ -30,7 +31,7 @@ def log_softmax(logits):
 
 def draws(logits, number, seed=0):
     logits = jnp.broadcast_to(jnp.asarray(logits, jnp.float32), (number, len(logits)))
-    return np.asarray(categorical.sample(logits, jax.random.key(seed)))
+    return np.asarray(discrete.sample(logits, jax.random.key(seed)))
 
 
 def test_actions_occur_as_often_as_they_should():
@@ -47,22 +48,22 @@ def test_each_draw_of_a_batch_has_its_own_distribution():
     logits = np.full((50, 7, 4), -INF, np.float32)
     only = RNG.integers(0, 4, (50, 7))
     np.put_along_axis(logits, only[..., None], 0.0, axis=-1)
-    actions = categorical.sample(jnp.asarray(logits), jax.random.key(0))
-    assert np.array_equal(actions, only) and np.array_equal(categorical.mode(logits), only)
+    actions = discrete.sample(jnp.asarray(logits), jax.random.key(0))
+    assert np.array_equal(actions, only) and np.array_equal(discrete.mode(logits), only)
     assert actions.dtype == jnp.int32
-    assert not categorical.entropy(logits).any()
+    assert not discrete.entropy(logits).any()
 
 
-@pytest.mark.parametrize("logits", IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+@pytest.mark.parametrize("logits", IMPOSSIBLE, ids=["first", "middle", "last", "all but one"])
 def test_an_impossible_action_never_occurs_and_adds_nothing(logits):
     assert not np.isneginf(np.array(logits)[draws(logits, 200_000)]).any()
     ours, theirs = np.float32(logits), np.float32(logits) + np.float32([0.1, 0.2, 0.3, 0.4])
     action, possible = np.argmax(ours), ~np.isneginf(logits)
     functions = {
-        "log_prob": lambda x: categorical.log_prob(x, action),
-        "entropy": categorical.entropy,
-        "kl": lambda x: categorical.kl(x, theirs),
-        "kl reversed": lambda x: categorical.kl(theirs, x),
+        "log_prob": lambda x: discrete.log_prob(x, action),
+        "entropy": discrete.entropy,
+        "kl": lambda x: discrete.kl(x, theirs),
+        "kl reversed": lambda x: discrete.kl(theirs, x),
     }
     values = jax.jit(lambda x: {name: jax.value_and_grad(function)(x) for name, function in functions.items()})(ours)
     reference, moved = log_softmax(ours[possible]), log_softmax(theirs[possible])
@@ -72,37 +73,26 @@ def test_an_impossible_action_never_occurs_and_adds_nothing(logits):
         assert np.isfinite(gradient).all() and not np.asarray(gradient)[~possible].any()
 
 
-def test_not_even_at_the_ends_of_the_unit_interval():
-    for num_actions in (2, 17, 256):
-        logits = RNG.normal(0, 2, (2000, num_actions)).astype(np.float32)
-        for column in (0, num_actions // 2, num_actions - 1):
-            masked = logits.copy()
-            masked[:, column] = -INF
-            for uniform in (0.0, 0.5, 1 - 2**-24):
-                actions = np.asarray(categorical.from_noise(masked, np.full(2000, uniform, np.float32)))
-                assert not (actions == column).any(), uniform
-
-
 @pytest.mark.parametrize(
     "num_actions, share", [(362, 0.1), (4672, 0.02), pytest.param(50_000, 0.01, marks=pytest.mark.slow)]
 )
 def test_nor_where_sums_of_many_probabilities_round(num_actions, share):
     """Draws at the ends of actions: a parallel sum over runs of zeros falls and rises there by some ulp."""
     rng = np.random.default_rng(3)
-    legal = rng.random(num_actions) < share
+    legal = (rng.random(num_actions) < share) & (np.arange(num_actions) % (num_actions - 1) > 0)  # not the outer ones
     logits = np.where(legal, rng.normal(0, 1, num_actions), -INF)
     ends = np.cumsum(np.exp(log_softmax(logits)))[legal][-100:]  # where sums are largest
     uniform = np.round(ends[:, None] * 2**23) / 2**23 + np.arange(-4, 5) * 2.0**-23
-    uniform = jnp.asarray(np.clip(uniform, 0, 1 - 2**-23).ravel(), jnp.float32)
+    uniform = jnp.asarray([0.0, 1 - 2**-24, *np.clip(uniform, 0, 1 - 2**-23).ravel()], jnp.float32)
     one = jnp.asarray(logits, jnp.float32)
-    alike = jax.jit(jax.vmap(categorical.from_noise, in_axes=(None, 0)))(one, uniform)
+    alike = jax.jit(jax.vmap(discrete.from_noise, in_axes=(None, 0)))(one, uniform)
     few = uniform[::25]
-    batch = jax.jit(categorical.from_noise)(jnp.broadcast_to(one, (len(few), num_actions)), few)
+    batch = jax.jit(discrete.from_noise)(jnp.broadcast_to(one, (len(few), num_actions)), few)
     assert legal[alike].all() and legal[batch].all()
 
 
 def test_the_log_probability_of_an_unknown_action_is_nan():
-    for family in (categorical, distributions.multi_categorical((2, 3))):
+    for family in (discrete, compiled(multi_categorical((2, 3)))):
         logits = np.zeros((4, family.num_parameters), np.float32)
         action = np.full(family.noise(jax.random.key(0), (4,)).shape, 1)
         action[0], action[1] = -1, 6
@@ -114,65 +104,152 @@ def test_values_agree_with_float64():
     action = RNG.integers(0, 6, LOGITS.shape[:-1])
     chosen = np.take_along_axis(log_p, action[..., None], -1)[..., 0]
     expected = {
-        "log_prob": (categorical.log_prob(LOGITS, jnp.asarray(action)), chosen),
-        "entropy": (categorical.entropy(LOGITS), -np.sum(np.exp(log_p) * log_p, -1)),
-        "kl": (categorical.kl(LOGITS, OTHER), np.sum(np.exp(log_p) * (log_p - log_q), -1)),
+        "log_prob": (discrete.log_prob(LOGITS, jnp.asarray(action)), chosen),
+        "entropy": (discrete.entropy(LOGITS), -np.sum(np.exp(log_p) * log_p, -1)),
+        "kl": (discrete.kl(LOGITS, OTHER), np.sum(np.exp(log_p) * (log_p - log_q), -1)),
     }
     for name, (actual, value) in expected.items():
         assert actual.shape == (5, 3)
         np.testing.assert_allclose(actual, value, rtol=2e-6, atol=2e-6, err_msg=name)
-    np.testing.assert_allclose(categorical.entropy(jnp.zeros((1, 6))), np.log(6), rtol=1e-6)
-    np.testing.assert_allclose(categorical.kl(LOGITS, LOGITS), 0.0, atol=1e-6)
+    np.testing.assert_allclose(discrete.entropy(jnp.zeros((1, 6))), np.log(6), rtol=1e-6)
+    np.testing.assert_allclose(discrete.kl(LOGITS, LOGITS), 0.0, atol=1e-6)
 
 
 def test_gradients_are_those_of_finite_differences():
     other = OTHER[0, 1]
-    for function in (categorical.entropy, lambda x: categorical.kl(x, other), lambda x: categorical.kl(other, x)):
+    for function in (discrete.entropy, lambda x: discrete.kl(x, other), lambda x: discrete.kl(other, x)):
         check_grads(jax.jit(function), (LOGITS[0, 0],), order=1, modes=["rev"], rtol=2e-2, atol=2e-3)
 
 
 def test_large_logits_do_not_overflow():
     logits = jnp.array([1e4, 0.0, -1e4])
-    values = [f(logits) for f in (categorical.entropy, lambda x: categorical.kl(x, x), categorical.mode)]
-    values += [categorical.log_prob(logits, jnp.int32(0)), categorical.sample(logits, jax.random.key(0))]
+    values = [f(logits) for f in (discrete.entropy, lambda x: discrete.kl(x, x), discrete.mode)]
+    values += [discrete.log_prob(logits, jnp.int32(0)), discrete.sample(logits, jax.random.key(0))]
     assert values == [0.0, 0.0, 0, 0.0, 0]
 
 
-# --- several dimensions, and the choice of a family ------------------------------------------------------------------
-
 SIZES = (2, 3, 4)
-several = compiled(distributions.multi_categorical(SIZES))
+several = compiled(multi_categorical(SIZES))
 
 
-def test_several_dimensions_are_independent_ones():
+def test_several_dimensions_are_independent_ones_also_with_impossible_actions():
     logits, other = LOGITS[..., [0, 1, 2, 3, 4, 5, 0, 2, 4]], OTHER[..., [5, 4, 3, 2, 1, 0, 1, 3, 5]]
+    logits[..., [0, 3]] = other[..., [0, 3]] = -INF
     parts = [(logits[..., a:b], other[..., a:b]) for a, b in [(0, 2), (2, 5), (5, 9)]]
     action = several.sample(logits, jax.random.key(0))
     assert several.num_parameters == 9 and action.shape == (5, 3, 3) and action.dtype == jnp.int32
-    assert np.array_equal(several.mode(logits), np.stack([categorical.mode(p) for p, _ in parts], -1))
+    assert (action[..., 0] == 1).all() and (action[..., 1] != 1).all()
+    assert np.array_equal(several.mode(logits), np.stack([discrete.mode(p) for p, _ in parts], -1))
     expected = {
-        "log_prob": (several.log_prob(logits, action), lambda d, p, q: categorical.log_prob(p, action[..., d])),
-        "entropy": (several.entropy(logits), lambda d, p, q: categorical.entropy(p)),
-        "kl": (several.kl(logits, other), lambda d, p, q: categorical.kl(p, q)),
+        "log_prob": (several.log_prob(logits, action), lambda d, p, q: discrete.log_prob(p, action[..., d])),
+        "entropy": (several.entropy(logits), lambda d, p, q: discrete.entropy(p)),
+        "kl": (several.kl(logits, other), lambda d, p, q: discrete.kl(p, q)),
     }
     for name, (actual, function) in expected.items():
         total = sum(function(d, *pair) for d, pair in enumerate(parts))
         np.testing.assert_allclose(actual, total, atol=1e-5, err_msg=name)
 
 
-def test_impossible_actions_of_one_dimension_add_nothing():
-    logits = jnp.asarray([-INF, 0.5, 0.1, -INF, 0.3, -INF, -INF, 0.2, 0.0])
-    actions = np.asarray(several.sample(jnp.broadcast_to(logits, (20_000, 9)), jax.random.key(0)))
-    assert [sorted(set(column.tolist())) for column in actions.T] == [[1], [0, 2], [2, 3]]
-    with jax.debug_nans(True):
-        log_prob, kl = (lambda x: several.log_prob(x, actions[0])), (lambda x: several.kl(x, logits + 0.1))
-        functions = several.entropy, log_prob, kl
-        results = jax.jit(lambda x: [jax.value_and_grad(function)(x) for function in functions])(logits)
-        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(results))
-
-
 def test_auto_chooses_a_family_for_each_space():
     cases = {Discrete(4): (4, 0), MultiDiscrete(SIZES): (9, 0), Box((-1.0, -1.0), (1.0, 1.0)): (4, 2)}
     for space, sizes in cases.items():
-        family = distributions.make_distribution(space)
+        family = make_distribution(space)
         assert (family.num_parameters, family.num_free) == sizes
+
+
+LOW, HIGH = (-2.0, 0.0, -1.0), (2.0, 0.5, 3.0)
+FAMILY = compiled(diagonal_gaussian(LOW, HIGH))
+NUM_DRAWS = 100_000
+REAL = RNG.normal(0, 0.7, (4, 6)).astype(np.float32)
+MOVED = RNG.normal(0, 0.7, (4, 6)).astype(np.float32)
+
+
+def expectation(function, parameters, seed=0):
+    """Mean and standard error of a function of an action, by sampling."""
+    repeated = jnp.broadcast_to(parameters, (NUM_DRAWS, *parameters.shape))
+    values = np.asarray(function(FAMILY.sample(repeated, jax.random.key(seed))), np.float64)
+    return values.mean(0), values.std(0) / np.sqrt(NUM_DRAWS)
+
+
+def normal_pdf(x, mean, std):
+    return np.exp(-((x - mean) ** 2) / (2 * std**2)) / (std * np.sqrt(2 * np.pi))
+
+
+def test_log_prob_agrees_with_float64():
+    action = RNG.normal(0, 1, (4, 3))
+    mean, log_std = np.split(REAL.astype(np.float64), 2, axis=-1)
+    expected = np.log(normal_pdf(action, mean, np.exp(log_std)))
+    expected -= np.log((np.array(HIGH) - LOW) / 2)
+    actual = FAMILY.log_prob(jnp.asarray(REAL), jnp.asarray(action, jnp.float32))
+    np.testing.assert_allclose(actual, expected.sum(-1), rtol=1e-5)
+
+
+def test_entropy_and_kl_equal_their_sample_means():
+    parameters, other = jnp.asarray(REAL), jnp.asarray(MOVED)
+    entropy, error = expectation(lambda a: -FAMILY.log_prob(parameters, a), parameters)
+    assert (abs(FAMILY.entropy(parameters) - entropy) < 3 * error).all()
+    kl, error = expectation(lambda a: FAMILY.log_prob(parameters, a) - FAMILY.log_prob(other, a), parameters)
+    assert (abs(FAMILY.kl(parameters, other) - kl) < 3 * error).all() and (kl > 0.1).all()
+
+
+def test_the_divergence_of_a_small_step_is_not_rounded_away():
+    step = 1e-3
+    moved = REAL + np.float32(step)
+    mean, log_std, other_mean, other_log_std = (
+        half for p in (REAL, moved) for half in np.split(p.astype(np.float64), 2, axis=-1)
+    )
+    ratio = np.exp(2 * (log_std - other_log_std))
+    distance = ((mean - other_mean) / np.exp(other_log_std)) ** 2
+    expected = 0.5 * np.sum(ratio - 1 - np.log(ratio) + distance, axis=-1)
+    np.testing.assert_allclose(FAMILY.kl(REAL, moved), expected, rtol=2e-3)
+
+
+def test_actions_stay_within_the_bounds_and_without_bounds_are_neither_scaled_nor_clipped():
+    far = jnp.array([[-100.0] * 3, [0.0] * 3, [100.0] * 3])
+    np.testing.assert_array_equal(FAMILY.to_environment(far), np.float32([LOW, np.add(LOW, HIGH) / 2, HIGH]))
+    family = make_distribution(Box((-np.inf, -4.0, 3.0, -3.4e38), (np.inf, 2.0, np.inf, 3.4e38)))
+    assert family.to_environment(jnp.zeros(4)).tolist() == [0.0, -1.0, 3.0, 0.0]
+    assert family.to_environment(jnp.full(4, 0.5)).tolist() == [0.5, 0.5, 3.5, 0.5]
+    assert family.to_environment(jnp.full(4, 1e6)).tolist() == [1e6, 2.0, 1e6 + 3, 1e6]
+
+
+def test_an_initial_policy_covers_the_bounds():
+    low, high = np.float32((-0.1, 100.0)), np.float32((0.1, 500.0))
+    family = compiled(diagonal_gaussian(tuple(low), tuple(high)))
+    parameters = jnp.zeros((20_000, 4))
+    action = np.asarray(family.to_environment(family.sample(parameters, jax.random.key(0))))
+    np.testing.assert_allclose(np.mean((action > low) & (action < high), axis=0), 0.683, atol=0.015)
+    np.testing.assert_allclose(np.mean((action - low) / (high - low), axis=0), 0.5, atol=0.01)
+    # In the environment's units: densities fall, and entropies rise, by the log of the volume.
+    one = compiled(diagonal_gaussian((-1.0, -1.0), (1.0, 1.0)))
+    volume = np.log(0.1 * 200.0)
+    x = jnp.array([[0.3, -2.0]])
+    np.testing.assert_allclose(family.log_prob(parameters, x) + volume, one.log_prob(parameters, x), rtol=1e-5)
+    np.testing.assert_allclose(family.entropy(parameters[0]) - volume, one.entropy(parameters[0]), rtol=1e-5)
+
+
+def test_values_and_gradients_are_finite_at_saturated_actions():
+    @jax.jit
+    def differentiated(parameters, u):
+        functions = (
+            lambda p: FAMILY.log_prob(p, jnp.full(3, u)),
+            FAMILY.entropy,
+            lambda p: FAMILY.kl(p, jnp.zeros(6)),
+            lambda p: FAMILY.kl(jnp.zeros(6), p),
+            lambda p: FAMILY.log_prob(parameters, jnp.full(3, u) + p[:3]),
+            lambda p: FAMILY.to_environment(p[:3]).sum(),
+        )
+        return [jax.value_and_grad(function)(parameters) for function in functions]
+
+    with jax.debug_nans(True):
+        for u in (20.0, -20.0, 100.0, -100.0):
+            for mean, log_std in [(0.0, -1.0), (u, 0.0), (0.0, -50.0), (u, 50.0)]:
+                for i, results in enumerate(differentiated(np.float32([mean] * 3 + [log_std] * 3), u)):
+                    assert all(np.isfinite(leaf).all() for leaf in results), (i, u, mean, log_std)
+
+
+def test_deviations_are_free_parameters_of_a_range():
+    assert (FAMILY.num_parameters, FAMILY.num_free) == (6, 3)
+    slopes = jax.jit(jax.grad(FAMILY.entropy))
+    for log_std, slope in ((LOG_STD_RANGE[0] - 1, 0.0), (0.0, 1.0), (LOG_STD_RANGE[1] + 1, 0.0)):
+        assert slopes(jnp.array([0.0] * 3 + [log_std] * 3)).tolist() == [0.0] * 3 + [slope] * 3

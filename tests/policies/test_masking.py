@@ -16,8 +16,8 @@ from grpo_jax.policies.sampling import mask_actions, most_probable
 from grpo_jax.rollouts.rollout import Simulator
 
 
-class Tempting(Probe):
-    """Three actions: the one that equals the age modulo 3 has reward -1, the others 1."""
+class Forbidding(Probe):
+    """Three actions: the one that equals the age modulo 3 is illegal and has reward -1, the others 1."""
 
     def action_space(self, params):
         return spaces.Discrete(3)
@@ -27,19 +27,13 @@ class Tempting(Probe):
         observation, state, _, terminated, info = super().step_env(key, state, 0, params)
         return observation, state, reward, terminated, info
 
-
-class Forbidding(Tempting):
-    """`Tempting`, with the action of reward -1 illegal."""
-
     def action_mask(self, state, params):
         return jnp.arange(3) != state.time % 3
 
 
-def config(environment, algorithm, **settings):
-    return Config(
-        environment=environment, algorithm=algorithm, num_envs=8, num_epochs=1, num_minibatches=1, network=MLP((8,)),
-        env_params={"max_steps_in_episode": 6}, **settings,
-    )  # fmt: skip
+def config(algorithm, **settings):
+    sizes = {"num_envs": 8, "num_epochs": 1, "num_minibatches": 1, "network": MLP((8,))}
+    return Config(Forbidding(), algorithm, env_params={"max_steps_in_episode": 6}, **sizes | settings)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +41,7 @@ def config(environment, algorithm, **settings):
     [(with_reference(GRPO), {"group_size": 4}), pytest.param("ppo", {"num_steps": 9}, marks=pytest.mark.slow)],
 )
 def test_rollout_and_update_mask_alike(algorithm, settings):
-    settings = config(Forbidding(), algorithm, **settings)
+    settings = config(algorithm, **settings)
     state = jax.jit(make_init(settings))(jax.random.key(0), Hyperparams(learning_rate=0.03, entropy_coef=0.01))
     # The policy prefers one action, which is illegal in a third of the states.
     state.params["actor"]["Dense_1"]["bias"] += jnp.array([4.0, 0.0, 0.0])
@@ -66,27 +60,21 @@ def test_rollout_and_update_mask_alike(algorithm, settings):
 
 
 def test_the_trajectory_stores_the_mask():
-    for environment, masked in ((Forbidding(), True), (Tempting(), False)):
-        settings = config(environment, "grpo", group_size=8)
-        state = begin(settings)
+    settings = config("grpo", group_size=8)
+    state = begin(settings)
 
-        @jax.jit
-        def play(state, key, settings=settings):
-            simulator = Simulator(settings.env, settings.policy, state.params)
-            start = settings.algorithm.start.begin(simulator, state.rollout, key, 8)
-            return simulator.unroll(start, key, num_steps=6, auto_reset=False)[1]
+    @jax.jit
+    def play(state, key):
+        simulator = Simulator(settings.env, settings.policy, state.params)
+        start = settings.algorithm.start.begin(simulator, state.rollout, key, 8)
+        return simulator.unroll(start, key, num_steps=6, auto_reset=False)[1]
 
-        trajectory = jax.device_get(play(state, jax.random.key(1)))
-        illegal = np.arange(3) == (np.arange(6) % 3)[:, None, None]
-        if masked:
-            assert np.array_equal(trajectory.action_mask, np.broadcast_to(~illegal, (6, 8, 3)))
-            assert np.array_equal(np.isneginf(trajectory.distribution), ~trajectory.action_mask)
-        else:
-            assert trajectory.action_mask is None
-        assert (trajectory.reward == -1).any() != masked
+    trajectory = jax.device_get(play(state, jax.random.key(1)))
+    illegal = np.arange(3) == (np.arange(6) % 3)[:, None, None]
+    assert np.array_equal(trajectory.action_mask, np.broadcast_to(~illegal, (6, 8, 3)))
+    assert np.array_equal(np.isneginf(trajectory.distribution), ~trajectory.action_mask)
+    assert not (trajectory.reward == -1).any()
 
-
-# --- masks of logits -------------------------------------------------------------------------------------------------
 
 RNG = np.random.default_rng(0)
 

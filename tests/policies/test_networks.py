@@ -110,8 +110,6 @@ def test_free_parameters_are_trained_with_the_network():
     assert gradient["free"].tolist() == [0.0, 10.0, 0.0]
 
 
-# --- sequences -------------------------------------------------------------------------------------------------------
-
 IS_FIRST = np.array([[1, 0, 0, 0, 0, 0, 0], [0, 0, 1, 0, 1, 1, 0], [1, 0, 0, 0, 0, 0, 1]], bool).T
 
 
@@ -179,14 +177,10 @@ def test_recurrent_layers_follow_their_formulas(name):
 
 # --- observations ----------------------------------------------------------------------------------------------------
 
-FEATURES = {
-    **{(): None, (7,): None, (1, 1): None, (2, 9): None, (10, 5): 8 * 3, (10, 10, 4): 8 * 8},
-    **{(3, 3, 2, 2): 1, (30, 40, 3): 10 * 14},
-}
-
 
 def test_images_get_a_convolution_and_others_are_flattened():
-    for shape, features in FEATURES.items():
+    cases = {(): None, (7,): None, (1, 1): None, (2, 9): None, (10, 5): 24, (10, 10, 4): 64, (3, 3, 2, 2): 1}
+    for shape, features in (cases | {(30, 40, 3): 140}).items():
         observation = jax.ShapeDtypeStruct(shape, jnp.uint8)
         network = dataclasses.replace(resolve_network("auto", observation, has_prompt=False), hidden_sizes=(16,))
         layers = jax.eval_shape(network(observation, categorical(3), False).init, KEY)["actor"]
@@ -221,16 +215,11 @@ def test_an_actor_sees_its_part_and_the_critic_all():
     policy, init = policy._replace(sequence=jax.jit(policy.sequence)), jax.jit(policy.init)
     params = init(jax.random.key(0))
     assert [params[name]["Dense_0"]["kernel"].shape[0] for name in ("actor", "critic")] == [4, 6]
-    seen = {name: jnp.ones((1, 2, 2)) for name in parts}
-    other = seen | {"privileged": jnp.zeros((1, 2, 2))}
-    (logits, values), (other_logits, other_values) = (sequence(policy, params, x) for x in (seen, other))
-    np.testing.assert_array_equal(logits, other_logits)
-    assert (values != other_values).all()
-    other = seen | {"velocity": jnp.zeros((1, 2, 2))}
-    assert (logits != sequence(policy, params, other)[0]).all()
-
-
-# --- settings --------------------------------------------------------------------------------------------------------
+    seen, zeros = {name: jnp.ones((1, 2, 2)) for name in parts}, jnp.zeros((1, 2, 2))
+    logits, values = sequence(policy, params, seen)
+    other_logits, other_values = sequence(policy, params, seen | {"privileged": zeros})
+    assert (logits == other_logits).all() and (values != other_values).all()
+    assert (logits != sequence(policy, params, seen | {"velocity": zeros})[0]).all()
 
 
 @pytest.mark.parametrize("activation", [np.tanh, lambda x: np.maximum(x, 0)], ids=["tanh", "relu"])
@@ -256,9 +245,6 @@ def test_layers_are_those_of_the_settings(activation, request):
     np.testing.assert_allclose(values[0, 0], outputs["critic"][0], rtol=1e-4)
 
 
-# --- layers against plain products and convolutions ------------------------------------------------------------------
-
-
 def curve(product, kernel, inputs):
     return jnp.sum(jnp.sin(product(inputs, kernel)))
 
@@ -275,9 +261,7 @@ def test_gradients_of_the_dense_product_also_of_many_kernels_and_twice():
 
     differentiate = jax.vmap(jax.grad(gradient_norm, 1), (None, 0, None))
     kernels, inputs = (jax.random.normal(KEY, size) for size in ((3, 4, 2), (6, 4)))
-    ours, plain = jax.jit(lambda *arguments: [differentiate(f, *arguments) for f in (product, jnp.matmul)])(
-        kernels, inputs
-    )
+    ours, plain = jax.jit(lambda *x: [differentiate(f, *x) for f in (product, jnp.matmul)])(kernels, inputs)
     np.testing.assert_allclose(ours, plain, rtol=1e-4, atol=1e-5)
 
 

@@ -8,20 +8,12 @@ from probes import Echo, Probe, bits, known_params, known_policy
 from small import begin
 
 from grpo_jax import Config, Hyperparams, evaluate, make_init, make_train_step
-from grpo_jax.policies import MLP
-from grpo_jax.policies.normalization import (
-    Normalizer,
-    RunningStatistics,
-    initial_normalizer,
-    initial_statistics,
-    normalized,
-)
-from grpo_jax.policies.normalization import merge as uncompiled_merge
-from grpo_jax.policies.normalization import merge_rollout as uncompiled_merge_rollout
+from grpo_jax.policies import MLP, normalization
+from grpo_jax.policies.normalization import Normalizer, RunningStatistics, initial_normalizer, initial_statistics
 from grpo_jax.rollouts.outcomes import scaled_rewards
 from grpo_jax.types import Trajectory
 
-merge, merge_rollout = jax.jit(uncompiled_merge), jax.jit(uncompiled_merge_rollout)
+merge, merge_rollout = jax.jit(normalization.merge), jax.jit(normalization.merge_rollout)
 RNG = np.random.default_rng(0)
 T, B, D = 16, 8, 3
 
@@ -36,9 +28,6 @@ def history(num_rollouts, offset, scale):
 
 def trajectory(**fields):
     return Trajectory(**(dict.fromkeys(Trajectory._fields) | fields))
-
-
-# --- statistics ------------------------------------------------------------------------------------------------------
 
 
 def test_statistics_equal_those_of_all_rollouts_at_once():
@@ -56,9 +45,7 @@ def test_statistics_equal_those_of_all_rollouts_at_once():
 def test_statistics_still_change_after_many_steps():
     """A billion steps, then a thousand rollouts from another distribution."""
     count = 1e9 / (T * B)
-    before = RunningStatistics(
-        *(jnp.full(shape, v, jnp.float32) for shape, v in [(D, 1e6), (D, 0.0), (D, 1.0), (D, count)])
-    )
+    before = RunningStatistics(*(jnp.full(D, value, jnp.float32) for value in (1e6, 0.0, 1.0, count)))
     x = (1e6 + 100.0 * RNG.choice([-1.0, 3.0], (T, B, D))).astype(np.float32)
     valid = np.ones((T, B), bool)
     after = jax.jit(lambda s: jax.lax.fori_loop(0, 1000, lambda i, s: merge(s, x, valid), s))(before)
@@ -96,22 +83,20 @@ def test_several_arrays_have_statistics_each_and_integers_none():
     start = initial_normalizer(jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), x), observations=True, rewards=False)
     after = merge_rollout(start, rollout)
     assert after.observation["token"] is None and after.observation["mask"] is None and after.discounted_return is None
-    alone = merge_rollout(
-        start._replace(observation=start.observation["real"]), rollout._replace(observation=x["real"])
-    )
+    real = start._replace(observation=start.observation["real"])
+    alone = merge_rollout(real, rollout._replace(observation=x["real"]))
     assert bits(after.observation["real"]) == bits(alone.observation)
     observed = known_policy._replace(step=lambda params, observation, carry: observation)
-    seen = normalized(observed, after.observation).step(None, x, ())
+    seen = normalization.normalized(observed, after.observation).step(None, x, ())
     assert bits((seen["token"], seen["mask"])) == bits((x["token"], x["mask"]))
-    np.testing.assert_array_equal(seen["real"], normalized(observed, alone.observation).step(None, x["real"], ()))
-
-
-# --- the normalised policy and rewards -------------------------------------------------------------------------------
+    np.testing.assert_array_equal(
+        seen["real"], normalization.normalized(observed, alone.observation).step(None, x["real"], ())
+    )
 
 
 def test_a_normalized_policy_sees_deviations_clipped():
     statistics = RunningStatistics(*(jnp.asarray(v, jnp.float32) for v in ([1e6, 0.0], [5.0, 0.0], [4.0, 0.0], 1.0)))
-    policy = normalized(known_policy, statistics)
+    policy = normalization.normalized(known_policy, statistics)
     params = known_params([0.0, 1.0], weights=(1.0, 100.0), bias=0.0)
     observations = jnp.array([[1e6 + 5, 0.0], [1e6 + 7, 0.0], [1e6, 0.0], [2e6, 1.0], [-2e6, -1.0]])
     expected = [0.0, 1.0, -2.5, 10.0 + 1000.0, -10.0 - 1000.0]
@@ -121,13 +106,12 @@ def test_a_normalized_policy_sees_deviations_clipped():
     _, values = policy.sequence(params, observations[None], nothing, jnp.zeros((1, 5), bool))
     np.testing.assert_allclose(values[0], expected, rtol=1e-6)
     assert carry.tolist() == [1] * 5 and logits.shape == (5, 2)
-    assert normalized(known_policy, None) is known_policy
+    assert normalization.normalized(known_policy, None) is known_policy
 
 
 def test_rewards_are_scaled_then_clipped_and_not_centred():
     reward = jnp.array([[-8.0, 0.0, 2.0, 8.0]])
-    statistics = RunningStatistics(*map(jnp.float32, (0.0, 100.0, 4.0, 1.0)))
-    scaled = Normalizer(None, statistics)
+    scaled = Normalizer(None, RunningStatistics(*map(jnp.float32, (0.0, 100.0, 4.0, 1.0))))
     plain = Normalizer(None, None)
     cases = [(scaled, jnp.inf, [-4, 0, 1, 4]), (scaled, 1.5, [-1.5, 0, 1, 1.5]), (plain, 1.0, [-1, 0, 1, 1])]
     for normalizer, clip, expected in cases:
@@ -135,8 +119,6 @@ def test_rewards_are_scaled_then_clipped_and_not_centred():
         np.testing.assert_allclose(actual.reward, [expected], rtol=1e-6)
     assert bits(scaled_rewards(plain, trajectory(reward=reward), jnp.float32(jnp.inf)).reward) == bits(reward)
 
-
-# --- in a run --------------------------------------------------------------------------------------------------------
 
 BOTH = {"normalize_observations": True, "normalize_rewards": True, "num_minibatches": 1, "num_epochs": 1}
 DISCOUNT, ITERATIONS = 0.8, 5
@@ -146,18 +128,14 @@ DISCOUNT, ITERATIONS = 0.8, 5
     "algorithm, num_steps, limits, ages",
     [
         # Episodes of three steps continue across rollouts of four.
-        ("ppo", 4, {"max_steps_in_episode": 3}, np.arange(4 * ITERATIONS) % 3),
+        ("ppo", 4, {}, np.arange(4 * ITERATIONS) % 3),
         # A one-episode rollout of three steps has two valid ones, and its episode does not continue.
-        pytest.param(
-            *("grpo", 3, {"max_steps_in_episode": 3, "lifetime": 2}, np.tile([0, 1], ITERATIONS)),
-            marks=pytest.mark.slow,
-        ),
+        pytest.param("grpo", 3, {"lifetime": 2}, np.tile([0, 1], ITERATIONS), marks=pytest.mark.slow),
     ],
 )
 def test_a_run_keeps_the_statistics_of_all_its_valid_steps(algorithm, num_steps, limits, ages):
-    config = Config(
-        environment=Probe(), algorithm=algorithm, num_envs=4, num_steps=num_steps, env_params=limits, **BOTH
-    )
+    limits = {"max_steps_in_episode": 3} | limits
+    config = Config(Probe(), algorithm, num_envs=4, num_steps=num_steps, env_params=limits, **BOTH)
     hyperparams = Hyperparams(discount=DISCOUNT, reward_clip=0.25)
     start = jax.jit(make_init(config))(jax.random.key(0), hyperparams)
     end, metrics = jax.jit(lambda s: jax.lax.scan(lambda s, _: make_train_step(config)(s), s, length=ITERATIONS))(start)

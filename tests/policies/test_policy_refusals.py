@@ -4,13 +4,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from probes import copy_task
+from probes import check, copy_task
 
-from grpo_jax import Config
+from grpo_jax import Config, Sampling, generate
 from grpo_jax.environments.spaces import Box
 from grpo_jax.errors import ConfigError
-from grpo_jax.policies import CNN, MLP, Transformer, make_distribution
-from grpo_jax.policies.distributions import categorical, diagonal_gaussian
+from grpo_jax.policies import (
+    CNN,
+    MLP,
+    Transformer,
+    add_lora,
+    categorical,
+    diagonal_gaussian,
+    make_distribution,
+    make_pure_policy,
+    make_token_policy,
+    merge_lora,
+)
 
 INF = np.inf
 IMAGE = jax.ShapeDtypeStruct((6, 5, 2), jnp.int8)
@@ -24,6 +34,26 @@ def chunked(**fields):
     return Config(**{"environment": copy_task(), "network": Transformer(), "num_envs": 8, "group_size": 4} | fields)
 
 
+def generated(prompts, **options):
+    policy = make_token_policy(Transformer(), categorical(7), max_steps=5)
+    key = jax.random.key(0)
+    return jax.eval_shape(lambda: generate(policy, policy.init(key), prompts, key, Sampling(**options)))
+
+
+def custom(**fields):
+    """A run of a network with other fields of its policy."""
+
+    def network(*arguments):
+        return make_pure_policy(
+            lambda key, x: dict.fromkeys(("torso", "critic"), jnp.ones(4)),
+            lambda params, x: (x[:, :2] * params["torso"][:2], x @ params["critic"]),
+            *arguments,
+        )._replace(**fields)
+
+    check(Config(network=network, algorithm="ppo"))
+
+
+LORA = Transformer(lora_rank=4)
 REFUSED = [
     (lambda: CNN(hidden_sizes=(64, -1)), r"hidden_sizes=\(64, -1\) .*such as \(64, 64\)"),
     (lambda: CNN(hidden_sizes=64), r"hidden_sizes=64 .*such as \(64, 64\)"),
@@ -52,6 +82,17 @@ REFUSED = [
     (lambda: diagonal_gaussian((1.0,), (0.0,)), "low below high"),
     (lambda: make_distribution(Box((0.0,), (1.0,)), "beta"), "unknown action_distribution 'beta': use 'auto'"),
     (lambda: make_distribution(None), "unknown action space None; use Discrete, MultiDiscrete or Box"),
+    (lambda: generated([[1.5]]), r"prompts are whole numbers \[N, P\]"),
+    (lambda: generated([[1], [1, 2]]), r"prompts are whole numbers \[N, P\]"),
+    (lambda: generated([[1], [-1]]), "a prompt has no tokens"),
+    (lambda: generated([[7]]), "prompts have the token 7, but the policy 7; use its own"),
+    (lambda: generated([[1]], end_token=1.5), "must be one of the"),
+    (lambda: generated([[1]], end_token=(0, 7)), "must be one of the"),
+    (lambda: add_lora(Transformer(), {}, None), "needs an architecture with adapters"),
+    (lambda: add_lora(LORA, {"actor": {"lora_a": None}}, None), "have adapters already"),
+    (lambda: merge_lora(LORA, {"actor": {"lora_a": jnp.zeros((3, 2))}}), "adapters of rank 2, but .* lora_rank=4"),
+    (lambda: custom(trainable=lambda path: False), "False for every parameter.*network/torso"),
+    (lambda: custom(trainable=lambda: True), "trainable fails with TypeError"),
 ]
 
 

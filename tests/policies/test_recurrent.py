@@ -21,36 +21,25 @@ from grpo_jax.updates.minibatches import default_microbatches
 NETWORK = {"network": MLP(recurrent="gru", hidden_sizes=(8,), recurrent_size=4, actor_init_gain=1.0)}
 
 
-def windows(config, num_windows):
-    """A policy's parameters and consecutive rollouts of it."""
-    start = config.algorithm.start
+@pytest.fixture(scope="module")
+def continued():
+    """Two windows of seven steps and episodes of three: the second window begins in the middle of an episode."""
+    sizes = {"num_envs": 6, "num_steps": 7, "num_minibatches": 1}
+    config = Config(Probe(), with_reference(PPO), **sizes, **NETWORK)
 
     @jax.jit
     def play(key):
         state = initial_state(config, key, Hyperparams())
         simulator = Simulator(config.env, config.policy, state.params)
-        rollout = start.begin(simulator, state.rollout, key, config.group_size)
 
         def window(rollout, key):
-            return simulator.unroll(rollout, key, num_steps=config.num_steps, auto_reset=start.auto_reset)
+            return simulator.unroll(rollout, key, num_steps=7, auto_reset=True)
 
-        return state, jax.lax.scan(window, rollout, jax.random.split(key, num_windows))[1]
+        return state, jax.lax.scan(window, state.rollout, jax.random.split(key))[1]
 
     # With this key no environment of the second window starts with the initial carry.
     state, trajectories = jax.device_get(play(jax.random.key(1)))
-    return state, [jax.tree.map(lambda leaf, i=i: leaf[i], trajectories) for i in range(num_windows)]
-
-
-# --- episodes that follow each other ---------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def continued():
-    """Two windows of seven steps and episodes of three: the second window begins in the middle of an episode."""
-    config = Config(
-        environment=Probe(), algorithm=with_reference(PPO), num_envs=6, num_steps=7, num_minibatches=1, **NETWORK
-    )
-    return config, *windows(config, 2)
+    return config, state, [jax.tree.map(lambda leaf, i=i: leaf[i], trajectories) for i in range(2)]
 
 
 def test_the_update_sees_what_the_rollout_saw(continued):
@@ -89,9 +78,6 @@ def test_bootstraps_use_the_carry_after_the_step(continued):
             carry = jax.tree.map(lambda leaf, ended=ended: jnp.where(ended[:, None], 0.0, leaf), carry)
 
 
-# --- minibatches -----------------------------------------------------------------------------------------------------
-
-
 def test_parts_of_a_minibatch_are_of_whole_sequences():
     for shape, parts in {(1, 4096): 8, (128, 64): 8, (128, 6): 1, (16, 64): 2, (500, 12): 2}.items():
         assert default_microbatches(Config(), *shape) == parts or jax.default_backend() != "cpu"
@@ -101,8 +87,6 @@ def test_parts_of_a_minibatch_are_of_whole_sequences():
         check(Config(algorithm=loose))
     check(Config(algorithm=loose, network=MLP(recurrent="gru")))
 
-
-# --- the gradient of a recurrence ------------------------------------------------------------------------------------
 
 NUM_STEPS, NUM_SEQUENCES, SIZE = 7, 3, 4
 

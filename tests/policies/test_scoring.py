@@ -15,24 +15,16 @@ from grpo_jax.policies.distributions import categorical
 from grpo_jax.policies.sampling import bind_reference, score, with_temperature
 
 SMALL = {"width": 16, "num_heads": 4, "num_kv_heads": 2, "num_layers": 1}
-RUN = {
-    "environment": copy_task(),
-    "num_envs": 8,
-    "group_size": 4,
-    "num_epochs": 2,
-    "num_minibatches": 2,
-    "network": Transformer(**SMALL),
-}
+RUN = {"environment": copy_task(), "network": Transformer(**SMALL), "num_envs": 8, "group_size": 4}
+RUN |= {"num_epochs": 2, "num_minibatches": 2}
 EXACT = with_reference(GRPO, kl=objectives.exact_kl_to_reference)
 HYPERPARAMS = Hyperparams(learning_rate=0.03, kl_coef=0.1, entropy_coef=0.05, total_steps=1e9)
 
 
 @pytest.mark.parametrize("chunk, tied", [(7, True), pytest.param(1000, False, marks=pytest.mark.slow)])
 def test_scores_and_gradients_are_those_of_whole_distributions(chunk, tied):
-    policy = make_token_policy(
-        Transformer(**SMALL, tie_embeddings=tied), categorical(NUM_TOKENS), max_steps=5, logits_chunk=chunk
-    )
-    policy = with_temperature(policy, 0.7)
+    network, family = Transformer(**SMALL, tie_embeddings=tied), categorical(NUM_TOKENS)
+    policy = with_temperature(make_token_policy(network, family, max_steps=5, logits_chunk=chunk), 0.7)
     init = jax.jit(policy.init)
     params, reference = init(jax.random.key(0)), init(jax.random.key(4))
     prompts = jax.random.randint(jax.random.key(1), (3, 4), 0, NUM_TOKENS)
@@ -47,7 +39,6 @@ def test_scores_and_gradients_are_those_of_whole_distributions(chunk, tied):
 
     def whole(params):
         (logits, _), (other, _) = (policy.sequence(each, *inputs) for each in (params, reference))
-        family = policy.distribution
         return jnp.stack([family.log_prob(logits, actions), family.entropy(logits), family.kl(logits, other)])
 
     def scores_and_gradient(scores):
@@ -87,9 +78,8 @@ def test_a_train_step_in_chunks_estimates_the_kl_to_the_behaviour(algorithm, fie
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), chunked.params, whole.params)
     assert float(exact["policy/entropy"]) == pytest.approx(float(estimated["policy/entropy"]), rel=1e-4)
     if objectives.exact_kl_to_reference in algorithm.penalties:
-        assert (
-            0 < float(exact["policy/kl_reference"]) == pytest.approx(float(estimated["policy/kl_reference"]), rel=1e-4)
-        )
+        kl = float(exact["policy/kl_reference"])
+        assert 0 < kl == pytest.approx(float(estimated["policy/kl_reference"]), rel=1e-4)
     assert 0 < float(estimated["policy/kl_behaviour"]) == pytest.approx(float(exact["policy/kl_behaviour"]), rel=1.0)
 
 
@@ -98,9 +88,8 @@ def test_no_array_of_an_iteration_has_a_row_of_the_vocabulary_for_each_token():
     vocabulary, num_envs = 50_000, 4
 
     def temporary_bytes(length):
-        policy = make_token_policy(
-            Transformer(width=8, num_heads=2, num_layers=1), categorical(vocabulary), max_steps=length, logits_chunk=16
-        )
+        network = Transformer(width=8, num_heads=2, num_layers=1)
+        policy = make_token_policy(network, categorical(vocabulary), max_steps=length, logits_chunk=16)
         params = jax.eval_shape(policy.init, jax.random.key(0))
 
         def loss(params, reference, prompts, tokens, bits):

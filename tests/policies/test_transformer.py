@@ -14,7 +14,6 @@ from grpo_jax import GRPO, PPO, Config, Sampling, generate
 from grpo_jax.config import behaviour_policy
 from grpo_jax.devices.execution_plan import CPU
 from grpo_jax.environments import group_parameters
-from grpo_jax.errors import ConfigError
 from grpo_jax.groups import FRESH, one_carry_per_group
 from grpo_jax.policies import SamplingHyperparams, Transformer, make_token_policy
 from grpo_jax.policies.distributions import categorical
@@ -22,15 +21,8 @@ from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.updates.batch import make_batch
 
 SMALL = {"width": 16, "num_heads": 4, "num_kv_heads": 2, "num_layers": 1}
-RUN = {
-    "environment": copy_task(),
-    "num_envs": 8,
-    "group_size": 4,
-    "num_epochs": 1,
-    "num_minibatches": 2,
-    "network": Transformer(**SMALL),
-}
-PPO_FRESH = PPO._replace(start=FRESH)
+RUN = {"environment": copy_task(), "network": Transformer(**SMALL), "num_envs": 8, "group_size": 4}
+RUN |= {"num_epochs": 1, "num_minibatches": 2}
 
 
 @jax.jit
@@ -45,27 +37,22 @@ def make(**settings):
     return policy, lively(jax.jit(policy.init)(jax.random.key(0)))
 
 
-# --- step by step or in parallel --------------------------------------------------------------------------------------
-
 PROMPTS = np.array([[3, 1, 4, 1], [-1, -1, 2, 0], [2, 0, -1, -1], [-1, 2, -1, 0], [-1, -1, -1, -1]])
 TOKENS = np.random.default_rng(3).integers(0, NUM_TOKENS, (5, 5), np.int32)
 TOKENS[:, 1:4] = np.array([[5, 0, 2, 6, 1]]).T
 
 
-def decoded(policy, params):
-    """Logits `[S, N, V]`, step by step from the cache."""
+@functools.partial(jax.jit, static_argnums=0)
+def both(policy, params):
+    """Logits `[S, N, V]`, step by step from the cache and in parallel."""
 
     def step(carry, tokens):
         logits, _, carry = policy.step(params, tokens, carry)
         return carry, logits
 
-    return jax.lax.scan(step, policy.initial_carry(params, 5, PROMPTS), TOKENS)[1]
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def both(policy, params):
-    carry = policy.sequence_carry(policy.initial_carry(params, 5, PROMPTS))
-    return decoded(policy, params), policy.sequence(params, TOKENS, carry, None)[0]
+    carry = policy.initial_carry(params, 5, PROMPTS)
+    cached = jax.lax.scan(step, carry, TOKENS)[1]
+    return cached, policy.sequence(params, TOKENS, policy.sequence_carry(carry), None)[0]
 
 
 EVERYTHING = {"num_layers": 2, "tie_embeddings": True, "qk_norm": True, "attention_bias": True}
@@ -98,9 +85,6 @@ def test_half_precision_is_close_and_its_weights_and_logits_are_not_half(full):
         assert np.mean(error) < 0.02  # a logit is rounded on either path, and in another order on each
 
 
-# --- through rollouts and updates ------------------------------------------------------------------------------------
-
-
 def rolled_out(config, hyperparams=None, key=1):
     """A train state with `lively` parameters, the policy that acts, and a rollout of it."""
     state = begin(config, hyperparams)
@@ -126,24 +110,34 @@ def rollout():
 
 @pytest.fixture(scope="module")
 def gradient(rollout):
-    """`(trajectory, share_prompts) -> metrics and gradient` of one minibatch of everything."""
-    config, state, policy, _ = rollout
+    """`(member, **fields) -> metrics and gradient` of one minibatch of everything, or of one member of each group.
 
-    @functools.partial(jax.jit, static_argnames="share_prompts")
-    def of(trajectory, share_prompts=False):
-        sharing = dataclasses.replace(config, share_prompts=share_prompts)
-        batch = make_batch(sharing, policy, state, trajectory, state.hyperparams)[0]
-        batch = batch.replace(advantage=jnp.where(batch.mask, jnp.arange(8.0) - 3.0, 0.0))
-        return minibatch_gradient(sharing, policy, state.params, batch, jnp.arange(8), state.hyperparams)[1:]
+    Given advantages, as the real ones may be 0.
+    """
+    config, state, policy, trajectory = rollout
+
+    @functools.partial(jax.jit, static_argnames=("share_prompts", "num_minibatches", "num_microbatches"))
+    def of(member=None, **fields):
+        changed = dataclasses.replace(config, **fields)
+        batch = make_batch(changed, policy, state, trajectory, state.hyperparams)[0]
+        mask = batch.mask if member is None else batch.mask & (jnp.arange(8) % 4 == member)
+        batch = batch.replace(mask=mask, advantage=jnp.where(mask, jnp.arange(8.0) - 2.5, 0.0))
+        return minibatch_gradient(changed, policy, state.params, batch, jnp.arange(8), state.hyperparams)[1:]
 
     return of
 
 
+def assert_equal_gradients(a, b):
+    largest = max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(a))
+    assert largest > 1e-2
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * largest, rtol=1e-5), a, b)
+
+
 def test_the_update_begins_at_ratio_one(rollout, gradient):
     """Rollout and update use the same temperature and mask, and cached log-probabilities equal recomputed ones."""
-    config, state, policy, trajectory = rollout
+    config, _, _, trajectory = rollout
     assert config.share_prompts and trajectory.action_mask.sum(-1).max() == 4
-    metrics, _ = gradient(trajectory)
+    metrics, _ = gradient(share_prompts=False)
     np.testing.assert_allclose(metrics["policy/ratio_max"], 1.0, atol=1e-5)
     assert abs(metrics["policy/kl_behaviour"]) < 1e-6
 
@@ -153,28 +147,12 @@ def test_a_prompt_shared_by_its_group_has_the_same_gradient(rollout, gradient):
     assert [leaf.shape for leaf in jax.tree.leaves(trajectory.carry)] == [(1, 8, 3)], "the prompt, and no cache"
     shared = one_carry_per_group(trajectory, config.group_size)
     assert [leaf.shape for leaf in jax.tree.leaves(shared.carry)] == [(1, 2, 3)]
-    (_, alone), (_, together) = gradient(trajectory), gradient(trajectory, share_prompts=True)
-    largest = max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(alone))
-    assert largest > 1e-2
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * largest, rtol=1e-5), alone, together)
+    assert_equal_gradients(gradient(share_prompts=False)[1], gradient(share_prompts=True)[1])
 
 
-def test_no_part_with_a_valid_member_is_skipped(rollout):
-    config, state, policy, trajectory = rollout
-
-    def gradient(num_parts):
-        sharing = dataclasses.replace(config, share_prompts=True, num_minibatches=1, num_microbatches=num_parts)
-        batch = make_batch(sharing, policy, state, trajectory, state.hyperparams)[0]
-        mask = batch.mask & (jnp.arange(8) % 4 == 3)  # one member of each group
-        # The real advantages may be 0, which would make both gradients 0.
-        batch = batch.replace(mask=mask, advantage=jnp.where(mask, jnp.arange(8.0) - 2.0, 0.0))
-        order = jnp.arange(8)
-        return minibatch_gradient(sharing, policy, state.params, batch, order, state.hyperparams)[2]
-
-    whole, parts = jax.jit(lambda: (gradient(1), gradient(2)))()
-    largest = max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(whole))
-    assert largest > 1e-2
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * largest, rtol=1e-4), whole, parts)
+def test_no_part_with_a_valid_member_is_skipped(gradient):
+    whole, parts = (gradient(3, share_prompts=True, num_minibatches=1, num_microbatches=number)[1] for number in (1, 2))
+    assert_equal_gradients(whole, parts)
 
 
 def test_completions_cut_by_length_are_filtered_on_request(rollout, gradient):
@@ -204,7 +182,7 @@ def test_temperature_divides_the_logits_of_the_policy(rollout):
 
 @pytest.mark.slow
 def test_a_critic_values_the_last_token_of_a_cut_completion():
-    config = Config(**RUN, algorithm=PPO_FRESH)
+    config = Config(**RUN, algorithm=PPO._replace(start=FRESH))
     state, policy, trajectory = rolled_out(config)
     assert set(state.params) == {"actor", "critic"}
     carry = jax.tree.map(lambda leaf: leaf[0], trajectory.carry)
@@ -217,31 +195,19 @@ def test_a_critic_values_the_last_token_of_a_cut_completion():
     np.testing.assert_allclose(trajectory.next_value[-1][cut], values[-1][cut], atol=1e-5)
 
 
-# --- generation ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def policy_and_params():
-    return make()
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def sequence(policy, params, text):
-    carry = policy.sequence_carry(policy.initial_carry(params, 1))
-    return policy.sequence(params, text[:, None], carry, None)[0][:, 0]
-
-
 def read(policy, params, text):
     """Logits `[S, V]` after each token of one text."""
-    return np.asarray(sequence(policy, params, np.array(text + [0] * (8 - len(text)))))[: len(text)]
+    carry = policy.sequence_carry(policy.initial_carry(params, 1))
+    padded = np.array(text + [0] * (8 - len(text)))[:, None]
+    return np.asarray(jax.jit(policy.sequence)(params, padded, carry, None)[0])[: len(text), 0]
 
 
 RAGGED = jnp.array([[3, 1, 4], [-1, 2, EQUALS], [2, EQUALS, -1]])
 
 
 @pytest.mark.slow
-def test_generated_log_probs_are_those_of_the_text(policy_and_params):
-    policy, params = policy_and_params
+def test_generated_log_probs_are_those_of_the_text():
+    policy, params = make()
     sampling = Sampling(num_samples=6, end_token=END, temperature=1.5)
     sample = functools.partial(generate, policy, params, RAGGED, sampling=sampling)
     made = jax.jit(sample)(jax.random.key(1))
@@ -260,8 +226,8 @@ def test_generated_log_probs_are_those_of_the_text(policy_and_params):
         np.testing.assert_allclose(log_probs[:number], log_p[jnp.arange(number), text[-number:]], atol=1e-5)
 
 
-def test_temperature_zero_is_greedy_whatever_the_padding(policy_and_params):
-    policy, params = policy_and_params
+def test_temperature_zero_is_greedy_whatever_the_padding():
+    policy, params = make()
 
     @jax.jit
     def sample(key, **options):
@@ -279,8 +245,8 @@ def test_temperature_zero_is_greedy_whatever_the_padding(policy_and_params):
         text.append(token)
 
 
-def test_each_of_several_end_tokens_ends_a_completion(policy_and_params):
-    policy, params = policy_and_params
+def test_each_of_several_end_tokens_ends_a_completion():
+    policy, params = make()
 
     def sample(end_token):
         return generate(policy, params, RAGGED, jax.random.key(0), Sampling(num_samples=8, end_token=end_token))
@@ -294,55 +260,20 @@ def test_each_of_several_end_tokens_ends_a_completion(policy_and_params):
         assert np.array_equal(tokens, np.where(kept, whole, -1)) and not kept.all()
 
 
-def test_prompts_and_ends_that_the_policy_lacks_are_refused(policy_and_params):
-    policy, params = policy_and_params
-    size = policy.distribution.num_parameters
-    for prompts, message in (
-        ([[1.5]], r"prompts are whole numbers \[N, P\]"),
-        ([[1], [1, 2]], r"prompts are whole numbers \[N, P\]"),
-        ([[1], [-1]], "a prompt has no tokens"),
-        ([[size]], f"prompts have the token {size}, but the policy {size}; use its own"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            generate(policy, params, prompts, jax.random.key(0))
-    for wrong in (1.5, (0, size)):
-        with pytest.raises(ConfigError, match="must be one of the"):
-            generate(policy, params, RAGGED, jax.random.key(0), Sampling(end_token=wrong))
+def test_checkpointed_layers_have_the_same_gradient_from_a_quarter_of_the_activations():
+    text, gradients, kept = jax.random.randint(jax.random.key(1), (16, 4), 0, 16), [], []
+    for checkpoint in (False, True):
+        architecture = Transformer(width=16, num_heads=2, num_layers=2, checkpoint_layers=checkpoint)
+        policy = make_token_policy(architecture, categorical(16), max_steps=16)
 
+        def loss(params, policy=policy):
+            carry = policy.sequence_carry(policy.initial_carry(params, 4, np.zeros((4, 2), np.int32)))
+            return jnp.mean(policy.sequence(params, text, carry, None)[0] ** 2)
 
-# --- gradient checkpointing ------------------------------------------------------------------------------------------
-
-NUM_STEPS, NUM_TEXTS = 16, 4
-LONG = jax.random.randint(jax.random.key(1), (NUM_STEPS, NUM_TEXTS), 0, 16)
-DEEP = Transformer(width=16, num_heads=2, num_layers=4)
-
-
-def make_loss(architecture):
-    """A loss, and the parameters to differentiate it at."""
-    policy = make_token_policy(architecture, categorical(16), max_steps=NUM_STEPS)
-
-    def loss(params):
-        carry = policy.sequence_carry(policy.initial_carry(params, NUM_TEXTS, np.zeros((NUM_TEXTS, 2), np.int32)))
-        return jnp.mean(policy.sequence(params, LONG, carry, None)[0] ** 2)
-
-    return loss, policy.init
-
-
-def test_checkpointed_layers_have_the_same_gradient():
-    shallow = dataclasses.replace(DEEP, num_layers=1)
-    gradients = []
-    for architecture in (shallow, dataclasses.replace(shallow, checkpoint_layers=True)):
-        loss, init = make_loss(architecture)
-        gradients.append(jax.jit(lambda loss=loss, init=init: jax.grad(loss)(init(jax.random.key(0))))())
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-7), *gradients)
-
-
-def test_checkpointed_layers_keep_a_quarter_of_the_activations():
-    kept = []
-    for architecture in (DEEP, dataclasses.replace(DEEP, checkpoint_layers=True)):
-        loss, init = make_loss(architecture)
-        params = jax.eval_shape(init, jax.random.key(0))
+        params = jax.jit(policy.init)(jax.random.key(0))
+        gradients.append(jax.jit(jax.grad(loss))(params))
         backward = jax.eval_shape(lambda params, loss=loss: jax.vjp(loss, params)[1], params)
-        sizes = [leaf.size for leaf in jax.tree.leaves(backward)]
-        kept.append(sum(sizes) - sum(leaf.size for leaf in jax.tree.leaves(params)))
+        kept.append(sum(leaf.size for leaf in jax.tree.leaves(backward)))
+        kept[-1] -= sum(leaf.size for leaf in jax.tree.leaves(params))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-7), *gradients)
     assert kept[1] < kept[0] / 4
