@@ -143,6 +143,7 @@ MISTAKES = {
         PARTS | {"network": MLP(actor_observation=("position",)), "algorithm": "grpo"},
         "no critic that sees the rest; leave it out",
     ),
+    "parts of a minibatch that a slot compares": ({"algorithm": "kl_cov", "num_microbatches": 2}, "num_microbatches=2"),
     "nobody beside the greedy member": ({"algorithm": REMAX, "group_size": 1}, "group_size=1 .*use group_size=2"),
 }
 
