@@ -9,14 +9,11 @@ import pytest
 from probes import Echo, Parts, Probe, check, copy_task
 
 from grpo_jax import GRPO, PPO, Config
-from grpo_jax.algorithms import GRPO_RETURN_TO_GO, GSPO, REMAX, with_reference
+from grpo_jax.algorithms import GRPO_RETURN_TO_GO, REMAX, with_reference
 from grpo_jax.environments import make_environment
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import CONTINUE, FRESH, forked
-from grpo_jax.objectives import (
-    exact_kl_to_reference,
-    frozen_reference,
-)
+from grpo_jax.objectives import exact_kl_to_reference, frozen_reference
 from grpo_jax.policies import MLP, Transformer
 
 
@@ -47,9 +44,9 @@ def test_a_prompt_asks_for_a_transformer():
     assert not Config().is_transformer
 
 
-@pytest.mark.parametrize("name", ["grpo", "GRPO", "grpo-return-to-go", "grpo_return_to_go", "PPO"])
-def test_algorithms_have_names(name):
-    assert Config(algorithm=name).algorithm in (GRPO, GRPO_RETURN_TO_GO, PPO)
+def test_algorithms_have_names():
+    for name, algorithm in {"GRPO": GRPO, "grpo-return-to-go": GRPO_RETURN_TO_GO, "PPO": PPO}.items():
+        assert Config(algorithm=name).algorithm == algorithm
 
 
 def test_configs_are_values():
@@ -102,10 +99,7 @@ MISTAKES = {
     "no environments": ({"num_envs": 0}, "num_envs=0 .*positive integer"),
     "a float of steps": ({"num_steps": 500.0}, r"num_steps=500.0 .*positive integer"),
     "incomplete group": ({"num_envs": 100, "group_size": 16}, "not a multiple of group_size=16.*num_envs=96 or 112"),
-    "more than can be shuffled": (
-        {"algorithm": "ppo", "num_envs": 2**20, "num_steps": 65},
-        r"num_envs \* num_steps = 68157440 .*67108864 \(2\^26\); use fewer num_envs or num_steps",
-    ),
+    "too many to shuffle": ({"algorithm": "ppo", "num_envs": 2**20, "num_steps": 65}, r"steps = 68157440 .*\(2\^26\)"),
     "uneven minibatches": ({"num_minibatches": 30}, "num_envs . num_steps = 64000 .*=30,.* use num_minibatches=32"),
     "uneven sequences": (
         {"algorithm": GRPO._replace(whole_sequences=True), "num_minibatches": 100},
@@ -114,15 +108,9 @@ MISTAKES = {
     "members cut": ({"num_steps": 200}, "episode limit of CartPole-v1, 500.*num_steps=500, or cut_episodes=True"),
     "group of one": ({"group_size": 1}, "group_size is 1.*Use group_size >= 2"),
     "real actions": ({"action_distribution": "gaussian"}, "unknown action_distribution 'gaussian': use 'auto'"),
-    "a transformer of rollouts that go on": (
-        {"environment": copy_task(), "algorithm": "ppo"},
-        r"rollouts must begin with episodes.*algorithm=PPO._replace\(start=FRESH\)",
-    ),
+    "rollouts of tokens that go on": ({"environment": copy_task(), "algorithm": "ppo"}, r"_replace\(start=FRESH\)"),
     "a transformer of real observations": ({"network": "transformer"}, "observes a token .*float32.*network='mlp'"),
-    "a field of the network": (
-        {"hidden_sizes": (4,)},
-        r"hidden_sizes is a field of the network: Config\(network=MLP\(hidden_sizes=\(4,\)\)\)",
-    ),
+    "a field of the network": ({"hidden_sizes": (4,)}, r"of the network: Config\(network=MLP\(hidden_sizes=\(4,\)\)\)"),
     "groups not dealt out evenly": (
         {"environment": copy_task(), "share_prompts": True},
         "whole groups, .* = 8 is not divisible by num_minibatches=16.*use num_minibatches=8",
@@ -165,19 +153,17 @@ def test_a_config_alone_traces_nothing():
         check(config)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"algorithm": with_reference(GRPO, frozen_reference)},
-        {"algorithm": with_reference(PPO, frozen_reference, exact_kl_to_reference)},
-        {"algorithm": GRPO._replace(start=CONTINUE), "group_size": 16},
-        {"algorithm": GSPO},
-        {"environment": Echo(), "num_minibatches": 1},
-        {"network": MLP(hidden_sizes=(), activation="gelu")},
-        {"algorithm": "ppo", "num_envs": 2**20, "num_steps": 64},
-    ],
-    ids=["reference", "ppo with a reference", "groups that continue", "sequences", "object", "linear", "2^26 samples"],
-)
+FITTING = {
+    "reference": {"algorithm": with_reference(GRPO, frozen_reference)},
+    "ppo with a reference": {"algorithm": with_reference(PPO, frozen_reference, exact_kl_to_reference)},
+    "groups that continue": {"algorithm": GRPO._replace(start=CONTINUE), "group_size": 16},
+    "object": {"environment": Echo(), "num_minibatches": 1},
+    "linear": {"network": MLP(hidden_sizes=(), activation="gelu")},
+    "2^26 samples": {"algorithm": "ppo", "num_envs": 2**20, "num_steps": 64},
+}
+
+
+@pytest.mark.parametrize("arguments", FITTING.values(), ids=FITTING)
 def test_what_fits_together_is_accepted(arguments):
     check(Config(**arguments))
 
