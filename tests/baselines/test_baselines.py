@@ -8,16 +8,9 @@ import numpy as np
 import pytest
 from probes import FOREVER, Probe, Recall, acted, check, difference, known_params, known_policy, random_window, standing
 
-from grpo_jax import PPO, Config, make_init, make_train_step, objectives
+from grpo_jax import PPO, Config, baselines, make_init, make_train_step, objectives
 from grpo_jax.algorithms import KERNEL_GAE, SAME_STEP_CRITIC, SAME_STEP_GAE, STATE_HASH
-from grpo_jax.baselines import (
-    KernelHyperparams,
-    Window,
-    kernel_baseline,
-    kernel_values,
-    policy_features,
-    state_hash_values,
-)
+from grpo_jax.baselines import KernelHyperparams, Window, kernel_baseline, kernel_values, policy_features
 from grpo_jax.environments import make_environment
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import FRESH
@@ -55,7 +48,7 @@ def oracle_kernel(data, bandwidth):
         if not others:
             return 0.0
         distances = np.array([np.sum((state - x[s, j]) ** 2) for s, j in others])
-        near = np.exp(-(distances - distances.min()) / bandwidth)
+        near = np.exp(-(distances - distances.min()) / max(bandwidth, 1e-30))
         worth = [oracle_return(data, s, j, lambda f, j=j: final(f, j, depth)) for s, j in others]
         return float(near @ np.array(worth) / near.sum())
 
@@ -72,7 +65,7 @@ def kernel(data, bandwidth, **options):
     return kernel_values(Window(**data), discount=DISCOUNT, bandwidth=bandwidth, **options)
 
 
-state_hash, same_step = jax.jit(state_hash_values), jax.jit(same_step_leave_one_out, static_argnums=2)
+state_hash, same_step = jax.jit(baselines.state_hash_values), jax.jit(same_step_leave_one_out, static_argnums=2)
 returns_to_go = jax.jit(functools.partial(bootstrapped_returns, discount=DISCOUNT))
 
 
@@ -86,67 +79,40 @@ def assert_values(actual, expected, mask):
 
 def test_kernel_values_are_those_of_loops():
     data = window()
-    for bandwidth in (1e-2, 1.5, 1e6):
+    for bandwidth in (0.0, 1e-2, 1.5, 1e6, np.inf):
         assert_values(kernel(data, bandwidth), oracle_kernel(data, bandwidth), data["mask"])
-
-
-def test_a_bandwidth_in_units_of_the_batch():
-    data = window(1)
+    states = {name: (data[name] > 0).astype(np.uint8) * 255 for name in ("features", "final_features")}
+    images = {name: x.reshape(*x.shape[:2], 2, 2) for name, x in states.items()}
+    assert_values(kernel(data | images, 1e5), oracle_kernel(data | states, 1e5), data["mask"])
     data["features"][..., 1] = data["final_features"][..., 1] = 1e4  # never varies
     mean_distance = 2.0 * np.asarray(data["features"], np.float64)[data["mask"]].var(0).sum()  # of two states
-    expected = oracle_kernel(data, 0.2 * mean_distance)
-    assert_values(kernel(data, 0.2, relative=True), expected, data["mask"])
+    assert_values(kernel(data, 0.2, relative=True), oracle_kernel(data, 0.2 * mean_distance), data["mask"])
 
 
-def test_a_kernel_takes_bytes_and_images():
-    data = window(2)
-    data |= {name: (data[name] > 0).astype(np.uint8) * 255 for name in ("features", "final_features")}
-    expected = oracle_kernel(data, 1e5)
-    images = {name: data[name].reshape(*data[name].shape[:2], 2, 2) for name in ("features", "final_features")}
-    assert_values(kernel(data | images, 1e5), expected, data["mask"])
-
-
-def test_bandwidths_of_zero_and_infinity():
-    data = window(3)
-    data["mask"][:] = True
-    data["terminated"][-1] = True  # so that no return is bootstrapped
-    data["truncated"][:] = False
-    returns = np.array([[oracle_return(data, t, n, None) for n in range(N)] for t in range(T)])
-    nearest = np.sum((data["features"][:, :, None] - data["features"][:, None]) ** 2, -1)
-    nearest = np.argmin(nearest + np.where(np.eye(N), np.inf, 0), axis=2)
-    np.testing.assert_allclose(kernel(data, 0.0)[0], np.take_along_axis(returns, nearest, 1), atol=1e-5)
-    everyone = (returns.sum(1, keepdims=True) - returns) / (N - 1)
-    np.testing.assert_allclose(kernel(data, np.inf)[0], everyone, atol=1e-5)
-    data["features"][:, 1] = data["features"][:, 0]
-    np.testing.assert_allclose(kernel(data, 0.0)[0][:, 0], returns[:, 1], atol=1e-5)
-
-
-@pytest.mark.parametrize("rollout", [0, 4])
-def test_no_rollout_has_a_part_in_its_own_values(rollout):
+def test_no_rollout_has_a_part_in_its_own_values():
     data = window() | {"truncated": np.zeros((T, N), bool), "terminated": np.zeros((T, N), bool)}
     data["terminated"][-1] = True  # no return is bootstrapped, by what others may have learnt from it
     values, final_values = kernel(data, 1.5)
     rewarded = data | {"rewards": data["rewards"].copy()}
-    rewarded["rewards"][:, rollout] += 3.0
+    rewarded["rewards"][:, 4] += 3.0
     elsewhere = data | {name: data[name].copy() for name in ("features", "final_features")}
-    elsewhere["features"][3:, rollout] += 2.0
-    elsewhere["final_features"][:, rollout] += 2.0
-    others = np.arange(N) != rollout
+    elsewhere["features"][3:, 4] += 2.0
+    elsewhere["final_features"][:, 4] += 2.0
     for changed, number in ((rewarded, T), (elsewhere, 3)):
         new, new_final = kernel(changed, 1.5)
-        np.testing.assert_allclose(new[:number, rollout], values[:number, rollout], atol=1e-6)
-        assert np.abs(new - values)[:, others].max() > 1e-2
+        np.testing.assert_allclose(new[:number, 4], values[:number, 4], atol=1e-6)
+        assert np.abs(new - values)[:, :4].max() > 1e-2
         if changed is rewarded:
-            np.testing.assert_allclose(new_final[:, rollout], final_values[:, rollout], atol=1e-6)
+            np.testing.assert_allclose(new_final[:, 4], final_values[:, 4], atol=1e-6)
 
 
 def test_what_is_not_finite_stays_where_it_is():
     data = window() | {"truncated": np.zeros((T, N), bool)}
     data["terminated"][-1] = True
-    data["rewards"][4, 3] = np.nan
+    clean = data | {"rewards": data["rewards"].copy()}
+    data["rewards"][4, 3], clean["rewards"][4, 3] = np.nan, 1.0
     values, final_values = kernel(data, 1.5)
     assert np.isfinite(values).all() and np.isfinite(final_values).all()
-    clean = data | {"rewards": np.nan_to_num(data["rewards"], nan=1.0)}
     np.testing.assert_allclose(values[:, 3], kernel(clean, 1.5)[0][:, 3], atol=1e-6)
     values = same_step(np.float32([[1.0, np.nan, 3.0, 5.0]]), np.ones((1, 4), bool), 4)
     np.testing.assert_array_equal(values, [[4.0, 3.0, 3.0, 2.0]])
@@ -155,16 +121,14 @@ def test_what_is_not_finite_stays_where_it_is():
 @pytest.mark.parametrize("broken, options", [(np.inf, {}), (np.nan, RELATIVE), (1e30, RELATIVE)])
 def test_a_state_that_is_not_finite_says_nothing_of_others(broken, options):
     data = window() | {name: window()[name].copy() for name in ("features", "final_features")}
-    without = data | {"mask": data["mask"].copy(), "features": data["features"].copy()}
+    without, same_final = data | {name: data[name].copy() for name in ("mask", "features")}, np.ones((F, N), bool)
     for t, n in ((0, 0), (2, 3), (5, 1)):
         without["mask"][t, n], without["features"][t, n], data["features"][t, n, 1] = False, 0.0, broken
-    data["final_features"][1, 2, 0] = broken
+    data["final_features"][1, 2, 0], same_final[1, 2] = broken, False
     (values, final_values), (others, final_others) = kernel(data, 1.5, **options), kernel(without, 1.5, **options)
     assert np.isfinite(values).all() and np.isfinite(final_values).all()
     assert values[0, 0] == values[2, 3] == values[5, 1] == final_values[1, 2] == 0
     compared = data["mask"] & without["mask"]
-    same_final = np.ones((F, N), bool)
-    same_final[1, 2] = False
     np.testing.assert_allclose(values[compared], others[compared], atol=1e-6)
     np.testing.assert_allclose(final_values[same_final], final_others[same_final], atol=1e-6)
 
@@ -193,23 +157,17 @@ def test_visits_to_the_same_state():
     fallback = rng.normal(size=(T, N)).astype(np.float32)
     actual = jax.tree.map(np.asarray, state_hash(states[:T], states[T:], returns, mask, fallback))
 
-    def visits(state, n, steps):
-        return [
-            returns[s, j]
-            for s in range(steps)
-            for j in range(N)
-            if j != n and mask[s, j] and np.isfinite(returns[s, j]) and (states[s, j] == state).all()
-        ]
+    counted = mask & np.isfinite(returns)
 
-    for t in range(T):
-        for n in range(N):
-            found = visits(states[t, n], n, T)
-            np.testing.assert_allclose(actual[0][t, n], np.mean(found) if found else fallback[t, n], atol=1e-5)
+    def mean_of_visits(state, n, steps, otherwise):
+        same = (states[:steps] == state).all(-1) & counted[:steps] & (np.arange(N) != n)
+        return returns[:steps][same].mean() if same.any() else otherwise
+
+    expected = [[mean_of_visits(states[t, n], n, T, fallback[t, n]) for n in range(N)] for t in range(T)]
+    final = [[mean_of_visits(states[T + f, n], n, T // 2, 0.0) for n in range(N)] for f in range(F)]
+    np.testing.assert_allclose(actual[0], expected, atol=1e-5)
+    np.testing.assert_allclose(actual[1], final, atol=1e-5)
     assert actual[0][2, 3] == fallback[2, 3]
-    for f in range(F):
-        for n in range(N):
-            found = visits(states[T + f, n], n, T // 2)
-            np.testing.assert_allclose(actual[1][f, n], np.mean(found) if found else 0.0, atol=1e-5)
 
 
 # --- in a rollout and in a batch -------------------------------------------------------------------------------------

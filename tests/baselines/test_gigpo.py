@@ -21,27 +21,20 @@ by_state = jax.jit(same_state_advantage, static_argnames="group_size")
 by_turn = jax.jit(same_turn_advantage, static_argnames="group_size")
 
 
-def compared(visits):
-    """Of `{state: [(place, return)]}` the advantages by place."""
-    advantages = {}
+def advantages(visits):
+    """`[T, N]`: of `{state: [(place, return)]}`, 0 elsewhere."""
+    result = np.zeros((T, N))
     for found in visits.values():
         returns = np.array([value for _, value in found], np.float64)
-        deviations = (returns - returns.mean()) / (returns.std() + 1e-6)
-        advantages |= {place: a for (place, _), a in zip(found, deviations, strict=True)}
-    return advantages
+        for (place, _), value in zip(found, (returns - returns.mean()) / (returns.std() + 1e-6), strict=True):
+            result[place] = value
+    return result
 
 
 def random_steps(seed):
     rng = np.random.default_rng(seed)
     mask = np.arange(T)[:, None] < rng.integers(1, T + 1, N)
     return rng, rng.normal(size=(T, N)).astype(np.float32), mask
-
-
-def filled(advantages):
-    expected = np.zeros((T, N))
-    for place, value in advantages.items():
-        expected[place] = value
-    return expected
 
 
 @pytest.mark.parametrize("width", [None, 0.7, (0.4, 2.0)])
@@ -55,7 +48,7 @@ def test_steps_in_the_same_bin_are_compared(width):
         visits[(i // GROUP, *key.tolist())].append(((t, i), returns[t, i]))
     assert max(map(len, visits.values())) > 3
     binned = state if width is None else gigpo_advantage(width)._binned(state)
-    np.testing.assert_allclose(by_state(returns, binned, mask, GROUP), filled(compared(visits)), **OPTIONS)
+    np.testing.assert_allclose(by_state(returns, binned, mask, GROUP), advantages(visits), **OPTIONS)
 
 
 def random_turns(seed):
@@ -78,9 +71,10 @@ def test_turns_after_the_same_text_are_compared(seed):
             worth = sum(discount**later * value for later, value in enumerate(sums[k:]))
             visits[(i // GROUP, *tokens[: start + 1, i])].append(((start, i), worth))
         turn_of |= {(t, i): max(s for s in starts if s <= t) for t in range(T) if acted[t, i]}
-    at_starts = compared(visits)
+    at_starts, expected = advantages(visits), np.zeros((T, N))
     assert any(len(found) > 1 and found[0][0][0] > 0 for found in visits.values())  # later turns are shared too
-    expected = filled({(t, i): at_starts[(start, i)] for (t, i), start in turn_of.items()})
+    for (t, i), start in turn_of.items():
+        expected[t, i] = at_starts[start, i]
     np.testing.assert_allclose(by_turn(rewards, tokens, acted, GROUP, discount=discount), expected, **OPTIONS)
 
 

@@ -10,7 +10,6 @@ import pytest
 from grpo_jax import objectives
 from grpo_jax.baselines import same_state_advantage
 from grpo_jax.environments import tokens
-from grpo_jax.types import RewardParts
 
 MAGNITUDES = [1e-3, 1.0, 100 / 3, 1e30]
 SCORES = np.random.default_rng(0).normal(3.0, 2.0, (5, 4)).astype(np.float32)
@@ -104,13 +103,10 @@ def test_normalisation_is_free_of_scale():
             close(actual, expected, 1e-5)
 
 
-def test_equal_rewards_of_steps():
-    mask = steps(LENGTHS)
+def test_the_mean_of_equal_returns_is_exact():
     for magnitude in MAGNITUDES:
-        constant = jnp.full(mask.shape, magnitude, jnp.float32)
-        np.testing.assert_array_equal(objectives.process_supervised(constant, mask, 4), 0.0)
-        everywhere = jnp.ones_like(mask)
-        np.testing.assert_array_equal(objectives.same_step_leave_one_out(constant, everywhere, 4), constant)
+        constant = jnp.full((8, 20), magnitude, jnp.float32)
+        np.testing.assert_array_equal(objectives.same_step_leave_one_out(constant, jnp.ones((8, 20)), 4), constant)
 
 
 # --- values ----------------------------------------------------------------------------------------------------------
@@ -190,20 +186,6 @@ def test_same_step_leave_one_out_against_loops():
     assert alone.any(), "the case of the last member left must occur"
 
 
-def test_decoupled_normalisation_keeps_small_components_alive():
-    large, small = np.array([[0.0, 0, 1000, 1000]]), np.array([[0.0, 1, 0, 1]])
-    components, weights = np.float32([large, small]), np.float32([1, 2])
-
-    @jax.jit
-    def estimates(components, weights):
-        summed = objectives.group_normalized(RewardParts(jnp.moveaxis(components, 0, -1), weights).total)
-        return objectives.decoupled_normalized(components, weights), summed
-
-    decoupled, summed = estimates(components, weights)
-    close(decoupled, [[-3, 1, -1, 3]], 1e-5)
-    close(summed, [[-1, -1, 1, 1]], 5e-3)  # the small one has drowned
-
-
 def test_a_component_that_does_not_apply_counts_in_no_mean_and_no_deviation():
     components = np.float32([[[0, 7, 1, 7]], [[0, 1, 0, 1]], [[7, 7, 3, 7]], [[7, 7, 7, 7]]])
     rewarded = np.array([[[1, 0, 1, 0]], [[1, 1, 1, 1]], [[0, 0, 1, 0]], [[0, 0, 0, 0]]], bool)
@@ -223,33 +205,24 @@ def gae_oracle(rewards_, values, next_values, terminated, truncated, discount, g
     return result
 
 
-def gae_draws(num_draws=100, shape=(12, 3)):
-    rng = np.random.default_rng(5)
-    rewards_, values, next_values = rng.normal(size=(3, num_draws, *shape))
-    terminated, truncated = rng.random((2, num_draws, *shape)) < 0.2  # both at once now and then
-    discount, gae_lambda = rng.uniform(0.0, 1.0, (2, num_draws))
-    return rewards_, values, next_values, terminated, truncated, discount, gae_lambda
-
-
 def test_gae_against_float64_on_random_draws():
-    draws = gae_draws()
+    rng, shape = np.random.default_rng(5), (100, 12, 3)
+    reals, flags = rng.normal(size=(3, *shape)), rng.random((2, *shape)) < 0.2  # both at once now and then
+    discount, gae_lambda = rng.uniform(0.0, 1.0, (2, 100))
+    draws = *reals, *flags, discount, gae_lambda
     expected = np.stack([gae_oracle(*(x[i] for x in draws)) for i in range(100)])
 
     @jax.jit
     @jax.vmap
     def estimate(r, v, nv, te, tr, discount, gae_lambda):
-        return objectives.gae(r, v, nv, te, tr, discount=discount, gae_lambda=gae_lambda)
+        at_one = objectives.gae(r, v, jnp.roll(v, -1, 0).at[-1].set(0.0), te, te & ~te, discount=discount, gae_lambda=1)
+        returns = objectives.discounted_returns(r, te, discount=discount)
+        return objectives.gae(r, v, nv, te, tr, discount=discount, gae_lambda=gae_lambda), at_one, returns - v
 
     arrays = [jnp.asarray(x, bool if x.dtype == bool else jnp.float32) for x in draws]
-    close(estimate(*arrays), expected, 1e-5)
-
-
-def test_gae_at_lambda_one_is_return_minus_value():
-    r, v, nv, te, _, _, _ = (x[0] for x in gae_draws(1))
-    te[-1] = True  # so that nothing is bootstrapped
-    nv = np.concatenate([v[1:], nv[-1:]])
-    result = jax.jit(functools.partial(objectives.gae, discount=0.9, gae_lambda=1.0))(r, v, nv, te, np.zeros_like(te))
-    close(result, jax.jit(functools.partial(objectives.discounted_returns, discount=0.9))(r, te) - v, 1e-5)
+    actual, at_one, returns_less_values = estimate(*arrays)
+    close(actual, expected, 1e-5)
+    close(at_one, returns_less_values, 1e-5)
 
 
 def test_truncation_bootstraps_and_termination_does_not():

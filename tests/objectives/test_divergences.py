@@ -32,14 +32,19 @@ def exact_reverse(log_probs, reference_log_probs):
     return objectives.exact(reference_log_probs, log_probs)
 
 
-def test_expected_gradient_on_policy():
-    # Exactly, by summing over the actions with the weights of the sampling policy, which are constants.
+def test_expected_gradients():
+    """Exactly, by summing over the actions with the weights of the policy that sampled, which are constants."""
+    reference = log_probs(REFERENCE)
+
     def loss(logits, estimate):
-        values = estimate(log_probs(logits), log_probs(REFERENCE))
-        return jnp.sum(jax.lax.stop_gradient(jnp.exp(log_probs(logits))) * values)
+        p = log_probs(logits)
+        return jnp.sum(jax.lax.stop_gradient(jnp.exp(p)) * estimate(p, reference))
 
     def divergence(logits, exact):
-        return exact(log_probs(logits), log_probs(REFERENCE))
+        return exact(log_probs(logits), reference)
+
+    def of_behaviour(logits):
+        return jnp.sum(jnp.exp(reference) * objectives.k3_from_behaviour(reference, log_probs(logits)))
 
     gradients_of = {
         objectives.k1: lambda p, q: 0.0 * jnp.sum(p),
@@ -50,23 +55,12 @@ def test_expected_gradient_on_policy():
 
     @jax.jit
     def pairs(logits):
-        return [(jax.grad(loss)(logits, f), jax.grad(divergence)(logits, g)) for f, g in gradients_of.items()]
+        found = [(jax.grad(loss)(logits, f), jax.grad(divergence)(logits, g)) for f, g in gradients_of.items()]
+        of_k3 = jax.value_and_grad(of_behaviour)(logits), jax.value_and_grad(divergence)(logits, exact_reverse)
+        return [*found, *zip(*of_k3, strict=True)]
 
     for actual, expected in pairs(POLICY):
         np.testing.assert_allclose(actual, expected, atol=1e-6)
-
-
-def test_k3_from_behaviour_is_unbiased_in_value_and_gradient():
-    behaviour = log_probs(REFERENCE)  # whose weights are constants
-
-    def loss(logits):
-        return jnp.sum(jnp.exp(behaviour) * objectives.k3_from_behaviour(behaviour, log_probs(logits)))
-
-    def divergence(logits):
-        return objectives.exact(behaviour, log_probs(logits))
-
-    for ours, expected in zip(*(jax.jit(jax.value_and_grad(f))(POLICY) for f in (loss, divergence)), strict=True):
-        np.testing.assert_allclose(ours, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("estimate", ESTIMATES, ids=lambda f: f.__name__)

@@ -3,6 +3,7 @@
 A test has the cases of one published function, compiled as one program. "On purpose" marks where ours differs.
 """
 
+import functools
 import json
 from pathlib import Path
 
@@ -126,17 +127,14 @@ def clip_of(s):
 
 
 ALWAYS_SEQUENCES = {"verl/loss_gspo", "verl/loss_sapo", "verl/loss_geo_mean"}  # whatever mode is asked for
-LEVELS = {
-    "verl/loss_gspo": "sequence_token",
-    "easyr1/loss_gspo": "sequence",
-    "easyr1/loss_gspo_token": "sequence_token",
-}
+LEVELS = dict.fromkeys(("verl/loss_gspo", "easyr1/loss_gspo_token"), "sequence_token")
+LEVELS["easyr1/loss_gspo"] = "sequence"
 
 
 def leveled(kind, d, mask, s):
     level = "sequence_token" if s.get("loss_algo") == "gspo-token" else LEVELS.get(kind, "token")
-    levels = {"sequence": o.sequence_log_ratio, "sequence_token": o.sequence_token_log_ratio}
     level = s.get("importance_sampling_level", level)
+    levels = {"sequence": o.sequence_log_ratio, "sequence_token": o.sequence_token_log_ratio}
     return levels[level](d, mask) if level in levels else d
 
 
@@ -168,11 +166,8 @@ def objective(kind, p, a, x, mask, s):
             chosen = o.most_covariant_steps(p, a, mask, fraction=s["kl_cov_ratio"])
             return o.unclipped_surrogate(d, a) - s["ppo_kl_coef"] * chosen * o.abs_k1(p, b)
         case "loss_sapo":
-            names = (
-                ("tau_pos", "tau_positive", "sapo_temperature_pos"),
-                ("tau_neg", "tau_negative", "sapo_temperature_neg"),
-            )
-            high, low = (next(s[name] for name in either if name in s) for either in names)
+            high = s.get("tau_pos", s.get("tau_positive", s.get("sapo_temperature_pos")))
+            low = s.get("tau_neg", s.get("tau_negative", s.get("sapo_temperature_neg")))
             return o.sapo_surrogate(d, a, tau_positive=high, tau_negative=low)
         case "loss_cispo":
             clip = {"clip_low": 1.0, "clip_high": s["epsilon_high"] - 1.0} if "epsilon_high" in s else clip_of(s)
@@ -240,28 +235,28 @@ LOSSES = {kind.partition("@")[0] for kind in CASES if "/loss_" in kind}
 
 @of_kinds(LOSSES)
 def test_losses(kind):
-    def arrays(x):
-        if x.get("advantages", np.zeros(())).ndim == 2 and x["advantages"].shape != x["log_prob"].shape:
-            return x | {"advantages": x["advantages"].T}
-        return x
-
     cases = CASES[kind]
-    results = jax.jit(
-        lambda xs: [loss_and_gradients(kind_of(case), x, s) for x, (case, _, s) in zip(xs, cases, strict=True)]
-    )
-    for (case, x, _), (value, gradients) in zip(cases, results([arrays(x) for _, x, _ in cases]), strict=True):
+    given = [x | ({"advantages": x["advantages"].T} if is_transposed(x) else {}) for _, x, _ in cases]
+    of_case = [functools.partial(loss_and_gradients, kind_of(case), s=s) for case, _, s in cases]
+    results = jax.jit(lambda xs: [f(x) for f, x in zip(of_case, xs, strict=True)])(given)
+    for (case, x, _), (value, gradients) in zip(cases, results, strict=True):
         assert_close(value, x["loss"], 3e-6, case)
         assert_close(gradients[0], x["grad_log_prob"], 1e-5, case)
         if "grad_entropies" in x:
             assert_close(gradients[1], x["grad_entropies"], 1e-5, case)
 
 
+def is_transposed(x):
+    return np.ndim(x.get("advantages", 0.0)) == 2 and x["advantages"].shape != x["log_prob"].shape
+
+
 def test_clipped_value_loss():
     for case, x, s in CASES["verl/value_loss@0"]:
+        constants = x["returns"], x["values"], jnp.asarray(x["response_mask"])
 
-        def loss(values, x=x, s=s):
-            each = o.value_loss(values, x["returns"], x["values"], clip=s["cliprange_value"])
-            return o.weighted_sum(each, o.mean_over_steps(jnp.asarray(x["response_mask"])))
+        def loss(values, clip=s["cliprange_value"], constants=constants):
+            *given, mask = constants
+            return o.weighted_sum(o.value_loss(values, *given, clip=clip), o.mean_over_steps(mask))
 
         value, gradient = jax.jit(jax.value_and_grad(loss))(x["vpreds"])
         assert_close(value, x["loss"], case=case)
@@ -271,12 +266,10 @@ def test_clipped_value_loss():
 # --- advantages ------------------------------------------------------------------------------------------------------
 
 # Compiled, as operation by operation takes longer.
-whiten = jax.jit(o.whiten, static_argnames="ddof")
-group_normalized = jax.jit(o.group_normalized, static_argnames="ddof")
+BY_DDOF = o.whiten, o.group_normalized, o.pass_at_k, o.decoupled_normalized
+whiten, group_normalized, pass_at_k, decoupled_normalized = (jax.jit(f, static_argnames="ddof") for f in BY_DDOF)
 group_centered, leave_one_out, max_rl = map(jax.jit, (o.group_centered, o.leave_one_out, o.max_rl))
 length_weighted, discounted_returns, gae = map(jax.jit, (o.length_weighted, o.discounted_returns, o.gae))
-pass_at_k = jax.jit(o.pass_at_k, static_argnames="ddof")
-decoupled_normalized = jax.jit(o.decoupled_normalized, static_argnames="ddof")
 optimal_token_baseline = jax.jit(o.optimal_token_baseline, static_argnums=4, static_argnames="lone_baseline")
 same_state = jax.jit(same_state_advantage, static_argnums=3, static_argnames=("normalize", "ddof"))
 
@@ -339,35 +332,29 @@ def optimal_token(x, s):
 
 def gigpo(x, s):
     """Rows are steps: laid out as [T, N], the rollouts of a group side by side, the missing ones invalid."""
-    trajectories = list(dict.fromkeys(x["trajectory"]))
-    group_of = {t: x["index"][x["trajectory"] == t][0] for t in trajectories}
-    groups = sorted(set(group_of.values()))
-    size = max(sum(group_of[t] == g for t in trajectories) for g in groups)
-    column, seen = {}, dict.fromkeys(groups, 0)
-    for t in trajectories:
-        g = group_of[t]
-        column[t] = groups.index(g) * size + seen[g]
-        seen[g] += 1
+    group_of = dict(zip(x["trajectory"], x["index"], strict=True))
+    members = [[t for t in group_of if group_of[t] == g] for g in sorted({*group_of.values()})]
+    size = max(map(len, members))
+    column = {t: k * size + i for k, group in enumerate(members) for i, t in enumerate(group)}
     at = x["env_step"].astype(int), np.array([column[t] for t in x["trajectory"]])
-    shape = int(x["env_step"].max()) + 1, size * len(groups)
-    valid, returns, state = np.zeros(shape, bool), np.zeros(shape, np.float32), np.zeros(shape, np.int32)
-    valid[at], returns[at], state[at] = True, x["step_returns"], x["anchor_state"]
-    rewards, ended = np.zeros(shape, np.float32), np.zeros(shape, bool)
-    rewards[at] = x["env_rewards"]
-    ended[valid.sum(0) - 1, np.arange(shape[1])] = True
-    assert_close(o.discounted_returns(jnp.asarray(rewards), jnp.asarray(ended), discount=s["gamma"])[at], returns[at])
-    normalize = s["mode"] == "mean_std_norm"
-    step = same_state(jnp.asarray(returns), jnp.asarray(state), valid, size, normalize=normalize, ddof=1)
-    score = {t: x["token_level_rewards"][:, x["trajectory"] == t].sum(0)[0] for t in trajectories}
-    episode = {}
-    for g in groups:
-        members = [t for t in trajectories if group_of[t] == g]
-        r = jnp.asarray([[score[t] for t in members]])
-        if len(members) > 1:
+
+    def laid_out(values, dtype=np.float32):
+        array = np.zeros((int(x["env_step"].max()) + 1, size * len(members)), dtype)
+        array[at] = values
+        return jnp.asarray(array)
+
+    valid, returns, state = laid_out(True, bool), laid_out(x["step_returns"]), laid_out(x["anchor_state"], np.int32)
+    ended = last_valid(np.asarray(valid, int))
+    assert_close(discounted_returns(laid_out(x["env_rewards"]), ended, discount=s["gamma"])[at], x["step_returns"])
+    normalize, episode = s["mode"] == "mean_std_norm", {}
+    step = same_state(returns, state, valid, size, normalize=normalize, ddof=1)
+    for group in members:
+        r = jnp.asarray([[x["token_level_rewards"][:, x["trajectory"] == t].sum(0)[0] for t in group]])
+        if len(group) > 1:
             r = group_normalized(r, ddof=1) if normalize else group_centered(r)
         elif normalize:
             r = r / (1 + 1e-6)
-        episode |= dict(zip(members, np.asarray(r)[0], strict=True))
+        episode |= dict(zip(group, np.asarray(r)[0], strict=True))
     total = np.array([episode[t] for t in x["trajectory"]]) + s["step_advantage_w"] * np.asarray(step)[at]
     return total * x["response_mask"]
 
@@ -473,27 +460,25 @@ def test_advantages(kind):
 
 
 def adaptive_entropy(x, s):
-    n, coefficient, after, window = s["micro_batches_per_update"], s["entropy_coef"], [], []
-    entropy, mask = (np.moveaxis(x[name].T, 0, 0) for name in ("entropies", "response_mask"))
-    for k in range(len(mask)):
-        window.append(k)
-        if len(window) == n:
-            mean = (entropy[window] * mask[window]).sum() / mask[window].sum()
-            coefficient = o.adaptive_entropy_coefficient(
-                coefficient, mean, target=s["entropy_target"], step=s["entropy_coef_delta"],
-                low=s["entropy_coef_min"], high=s["entropy_coef_max"],
-            )  # fmt: skip
-            window = []
+    n, coefficient, after = s["micro_batches_per_update"], s["entropy_coef"], []
+    entropy, mask = x["entropies"].T, x["response_mask"].T
+    names = {"target": "target", "step": "coef_delta", "low": "coef_min", "high": "coef_max"}
+    options = {name: s[f"entropy_{theirs}"] for name, theirs in names.items()}
+    for k in range(1, len(mask) + 1):
+        if k % n == 0:
+            mean = (entropy[k - n : k] * mask[k - n : k]).sum() / mask[k - n : k].sum()
+            coefficient = o.adaptive_entropy_coefficient(coefficient, mean, **options)
         after.append(float(coefficient))
     return after
 
 
-def k3_straight_through(x):
+def k3_straight_through(p, q):
     """The value of k3, cut at 10 as theirs, with the gradient of k2."""
-    value, slope = (estimate(x["log_prob"], x["ref_log_prob"]) for estimate in (o.k3, o.k2))
-    return slope + jax.lax.stop_gradient(jnp.clip(value, -10, 10) - slope)
+    return o.k2(p, q) + jax.lax.stop_gradient(jnp.clip(o.k3(p, q), -10, 10) - o.k2(p, q))
 
 
+KL = {"kl": o.k1, "abs": o.abs_k1, "mse": o.k2, "low_var_kl": o.k3, "k1+": o.k2_straight_through}
+KL |= dict.fromkeys(("k3+", "low_var_kl+"), k3_straight_through)
 OTHERS = {
     "trl/high_entropy_mask": ("keep", lambda x, s: o.high_entropy(
         x["entropies"], x["response_mask"], fraction=s["top_entropy_quantile"])),
@@ -504,13 +489,7 @@ OTHERS = {
         x["log_ratio"], x["advantages"], x["response_mask"],
         positive=(s["k_pos"], s["lambda_pos"]), negative=(s["k_neg"], s["lambda_neg"])))[0]),
     "trl/adaptive_entropy": ("entropy_coef_after", adaptive_entropy),
-    "verl/kl_kl": ("kl", lambda x, s: o.k1(x["log_prob"], x["ref_log_prob"])),
-    "verl/kl_abs": ("kl", lambda x, s: o.abs_k1(x["log_prob"], x["ref_log_prob"])),
-    "verl/kl_mse": ("kl", lambda x, s: o.k2(x["log_prob"], x["ref_log_prob"])),
-    "verl/kl_low_var_kl": ("kl", lambda x, s: o.k3(x["log_prob"], x["ref_log_prob"])),
-    "verl/kl_k1+": ("kl", lambda x, s: o.k2_straight_through(x["log_prob"], x["ref_log_prob"])),
-    "verl/kl_k3+": ("kl", lambda x, s: k3_straight_through(x)),
-    "verl/kl_low_var_kl+": ("kl", lambda x, s: k3_straight_through(x)),
+    **{f"verl/kl_{name}": ("kl", lambda x, s, f=f: f(x["log_prob"], x["ref_log_prob"])) for name, f in KL.items()},
 }  # fmt: skip
 
 
@@ -518,13 +497,10 @@ OTHERS = {
 def test_masks_divergences_and_coefficients(kind):
     name, function = OTHERS[kind.partition("@")[0]]
     for case, x, s in CASES[kind]:
-        # A coefficient is a number of the host.
-        compiled = (
-            (lambda x, s=s: function(x, s)) if name == "entropy_coef_after" else jax.jit(lambda x, s=s: function(x, s))
-        )
+        compiled = functools.partial(function, s=s)
+        if name != "entropy_coef_after":  # a number of the host
+            compiled = jax.jit(compiled)
         assert_close(np.asarray(compiled(x)), x[name], 2e-6 if name == "kl" else 1e-5, case)
         if "grad_of_masked_sum" in x:
-            gradient = jax.jit(
-                jax.grad(lambda p, x=x, f=compiled: jnp.sum(f(x | {"log_prob": p}) * x["response_mask"]))
-            )
-            assert_close(gradient(x["log_prob"]), x["grad_of_masked_sum"], 1e-5, case)
+            of_sum = jax.grad(lambda p, x=x, f=compiled: jnp.sum(f(x | {"log_prob": p}) * x["response_mask"]))
+            assert_close(jax.jit(of_sum)(x["log_prob"]), x["grad_of_masked_sum"], 1e-5, case)
