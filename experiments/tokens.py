@@ -18,7 +18,7 @@ from grpo_jax.commands.harness.command import command, need_one_process
 from grpo_jax.commands.harness.language_training import params_from_warm_start
 from grpo_jax.commands.harness.limits import Seeds, Share, Steps
 from grpo_jax.commands.harness.parsing import parse_flags
-from grpo_jax.commands.harness.settings import split_fields, tuned_settings
+from grpo_jax.commands.harness.settings import split_fields, tuned_settings, without_unread
 from grpo_jax.commands.harness.study import CommandStudy, StudyArguments
 from grpo_jax.environments.tokens import ACCURACY, FORMAT, TASKS, accuracy, gated, make_task, well_formed
 from grpo_jax.errors import ConfigError
@@ -29,7 +29,6 @@ from grpo_jax.recording.files import write_json
 from grpo_jax.runs.imitation import warm_start
 from grpo_jax.runs.progress import Chunk, Progress
 from grpo_jax.sweeps.runs import Score
-from grpo_jax.training.checks import without_unread
 from grpo_jax.types import PyTree
 
 from .harness.countdown import countdown

@@ -41,14 +41,6 @@ class ExecutionPlan:
     steps_per_check: int = 0
     """Rollouts of one episode each stop when all have ended: the most steps between two checks; 0: they do not stop."""
 
-    def __post_init__(self):
-        """Checks types and ranges."""
-        for field in dataclasses.fields(self):
-            value, least = getattr(self, field.name), int(field.name in ("steps_per_loop", "samples_per_part"))
-            if type(value) is not field.type or value < least:
-                allowed = "True or False" if field.type is bool else f"an integer of at least {least}"
-                raise ConfigError(f"{field.name}={value!r} must be {allowed}")
-
 
 CPU = ExecutionPlan(
     value_passes=0,

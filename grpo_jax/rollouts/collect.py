@@ -99,41 +99,6 @@ def kept_groups(config: Config, trajectory: Trajectory) -> Trajectory:
 # --- branches --------------------------------------------------------------------------------------------------------
 
 
-def monte_carlo_values(
-    simulator: Simulator,
-    state: RolloutState,
-    key: jax.Array,
-    *,
-    num_branches: int,
-    num_steps: int,
-    reward_clip: jax.Array | float = math.inf,
-) -> tuple[jax.Array, jax.Array]:
-    """Values of states from branches, rollouts that start at them and serve only to value them, without a critic.
-
-        V(s) = mean over branches of sum_t discount^t clip(r_t, -reward_clip, reward_clip)
-
-    Unbiased, except for rewards after `num_steps` (VinePPO, https://arxiv.org/abs/2410.01679). The cost is
-    up to `num_branches * num_steps` environment steps for each state.
-
-    Args:
-      simulator: the policy, the environment and the discount.
-      state: the states of `B` environments.
-      key: of all randomness.
-      num_branches: number of rollouts from each state.
-      num_steps: the most steps of a branch, which ends with its episode.
-      reward_clip: largest magnitude of a reward.
-
-    Returns:
-      Values `[B]`, in the units of the rewards, and the steps that the branches of each state made, int32 `[B]`.
-    """
-    branches = copy_to_members(state, num_branches)
-    _, trajectory = simulator.unroll(branches, key, num_steps=num_steps, auto_reset=False)
-    rewards = jnp.clip(trajectory.reward, -reward_clip, reward_clip)
-    returns = discounted_returns(rewards, trajectory.ended, discount=simulator.discount)[0]
-    lengths = jnp.sum(trajectory.valid, axis=0, dtype=jnp.int32)
-    return jnp.mean(returns.reshape(-1, num_branches), axis=1), jnp.sum(lengths.reshape(-1, num_branches), axis=1)
-
-
 def with_monte_carlo_values(
     simulator: Simulator,
     environment_params: PyTree,
@@ -143,18 +108,34 @@ def with_monte_carlo_values(
     num_branches: int,
     reward_clip: jax.Array | float = math.inf,
 ) -> Trajectory:
-    """The trajectory `[T, B]` of whole episodes with `monte_carlo_values` of its states, and the steps of branches.
+    """The trajectory with values from branches, rollouts that start at its states and serve only to value them.
 
-    A loop over the steps plays the branches of all environments at once. After the end of an episode values are 0, also
-    where a limit cut it, since branches end there too. The states before each step are left out.
+        V(s) = mean over branches of sum_t discount^t clip(r_t, -reward_clip, reward_clip)
+
+    Unbiased, as episodes are whole (VinePPO, https://arxiv.org/abs/2410.01679). The cost is up to `num_branches * T`
+    environment steps for each state. A loop over the steps plays the branches of all environments at once. After the
+    end of an episode values are 0, also where a limit cut it, since branches end there too.
+
+    Args:
+      simulator: the policy, the environment and the discount.
+      environment_params: each leaf `[B, ...]`.
+      trajectory: `[T, B]`, with the states before each step, which are left out of the result.
+      key: of all randomness.
+      num_branches: number of rollouts from each state.
+      reward_clip: largest magnitude of a reward.
     """
     num_steps = trajectory.reward.shape[0]
-    limits = {"num_branches": num_branches, "num_steps": num_steps, "reward_clip": reward_clip}
 
     def of_step(xs):
         state, valid, key = xs
-        numbers = monte_carlo_values(simulator, state._replace(environment_params=environment_params), key, **limits)
-        return jax.tree.map(lambda x: jnp.where(valid, x, 0), numbers)
+        branches = copy_to_members(state._replace(environment_params=environment_params), num_branches)
+        _, played = simulator.unroll(branches, key, num_steps=num_steps, auto_reset=False)
+        rewards = jnp.clip(played.reward, -reward_clip, reward_clip)
+        returns = discounted_returns(rewards, played.ended, discount=simulator.discount)[0]
+        lengths = jnp.sum(played.valid, axis=0, dtype=jnp.int32)
+        value = jnp.mean(returns.reshape(-1, num_branches), axis=1)
+        steps = jnp.sum(lengths.reshape(-1, num_branches), axis=1)
+        return jnp.where(valid, value, 0), jnp.where(valid, steps, 0)
 
     keys = jax.random.split(key, num_steps)
     value, branch_steps = jax.lax.map(of_step, (trajectory.state, trajectory.valid, keys))

@@ -15,15 +15,9 @@ from grpo_jax.groups import copy_to_members
 from grpo_jax.policies import Policy
 from grpo_jax.policies.sampling import apply_sampling_mask
 from grpo_jax.rollouts.outcomes import add_outcome
-from grpo_jax.rollouts.resets import StartStates, advance_where, make_start_states, new_episodes, select
+from grpo_jax.rollouts.resets import advance_where, make_start_states, new_episodes, select
 from grpo_jax.rollouts.scan import any_in_all_rows, scan_in_blocks
-from grpo_jax.rollouts.values import (
-    Truncations,
-    cut_at_divergence,
-    final_observations,
-    with_final_values,
-    with_values,
-)
+from grpo_jax.rollouts.values import Truncations, cut_at_divergence, with_final_values, with_values
 from grpo_jax.types import PyTree, RolloutState, Trajectory
 
 
@@ -33,7 +27,7 @@ class LoopCarry(NamedTuple):
     state: RolloutState
     num_done: jax.Array  # [B] int32: the steps that ended an episode, or came after its end where no other follows
     truncations: Truncations | None  # None where no episode follows another, or no value of their ends is needed
-    ahead: PyTree  # start states of later episodes: see `StartStates`
+    ahead: PyTree  # start states of later episodes: see `make_start_states`
 
 
 class Simulator(NamedTuple):
@@ -117,13 +111,13 @@ class Simulator(NamedTuple):
 
         # What the loop carries; the parameters of the environments stay as they are, so it need not carry them.
         start, environment_params = state._replace(environment_params=None), state.environment_params
-        start_states = self._start_states(state, key_reset, num_steps) if auto_reset else None
-        step = functools.partial(self._step, start_states and start_states.take, environment_params, greedy)
+        take_start, ahead = self._start_states(state, key_reset, num_steps) if auto_reset else (None, None)
+        step = functools.partial(self._step, take_start, environment_params, greedy)
         carry = LoopCarry(
             start,
             num_done=jnp.zeros(num_envs, jnp.int32),
             truncations=self._no_truncations(start, num_steps) if auto_reset else None,
-            ahead=start_states and start_states.ahead,
+            ahead=ahead,
         )
 
         # The loop over steps, with random numbers for a block at a time.
@@ -165,8 +159,8 @@ class Simulator(NamedTuple):
         has_passes = not self.policy.has_carry and self.policy.sampling_mask is None
         return self.plan.value_passes if has_passes else 0
 
-    def _start_states(self, state: RolloutState, key: jax.Array, num_steps: int) -> StartStates:
-        """The start states of a rollout of `num_steps`."""
+    def _start_states(self, state: RolloutState, key: jax.Array, num_steps: int) -> tuple[Callable, PyTree]:
+        """The start states of a rollout of `num_steps`: see `make_start_states`."""
         keys = jax.random.split(threefry(key), state.num_envs)
         num_starts = self.starts_per_rollout and min(self.starts_per_rollout, num_steps)
         return make_start_states(self.environment, state, keys, min(self.plan.num_reset_draws, num_steps), num_starts)
@@ -195,15 +189,14 @@ class Simulator(NamedTuple):
         """One step of the loop: the next carry and the record, each leaf `[B, ...]`.
 
         Args:
-          take_start: gives the start states of new episodes (see `StartStates`); None: no episode follows another.
+          take_start: gives start states of new episodes (see `make_start_states`); None: no episode follows another.
           environment_params, greedy: as of `unroll`.
           carry: before the step.
           xs: the noise of the actions, and the keys of the environments.
         """
-        state, (noise, keys) = carry.state, xs
+        state = carry.state
         alive = jnp.ones(state.num_envs, bool) if take_start else carry.num_done == 0
-        choose = functools.partial(self._choose, noise, greedy)
-        next_state, record = self._transition(state, environment_params, alive, keys, choose)
+        next_state, record = self._transition(state, environment_params, alive, xs, greedy)
         ended, cut, ahead = record.ended, record.truncated, carry.ahead
         if record.diverged is not None:
             next_state = select(record.diverged, state, next_state)
@@ -226,10 +219,10 @@ class Simulator(NamedTuple):
         return LoopCarry(next_state, carry.num_done + (ended | ~alive).astype(jnp.int32), truncations, ahead), record
 
     def _transition(
-        self, state: RolloutState, environment_params: PyTree, alive: jax.Array, keys: jax.Array, choose: Callable
+        self, state: RolloutState, environment_params: PyTree, alive: jax.Array, xs: tuple, greedy: bool | jax.Array
     ) -> tuple[RolloutState, Trajectory]:
         """The next state, before any reset, and the record of the step, each leaf `[B, ...]`."""
-        environment, family = self.environment, self.policy.distribution
+        environment, family, (noise, keys) = self.environment, self.policy.distribution, xs
 
         # The policy chooses, among legal actions, unless the environment acts itself.
         distribution, value, policy_carry = self.policy.step(self.params, state.observation, state.policy_carry)
@@ -242,7 +235,9 @@ class Simulator(NamedTuple):
             )
             forced = forced_action >= 0
         distribution, action_mask = apply_sampling_mask(self.policy, distribution, action_mask, forced)
-        action = choose(distribution)
+        action = family.from_noise(distribution, noise)
+        if greedy is not False:  # else the compiler would compute the modes all the same
+            action = select(jnp.broadcast_to(greedy, action.shape[:1]), family.mode(distribution), action)
         if forced is not None:
             action = jnp.where(forced, forced_action, action)
 
@@ -290,14 +285,6 @@ class Simulator(NamedTuple):
             extras=self._extras(transition.info),
         )
 
-    def _choose(self, noise: PyTree, greedy: bool | jax.Array, distribution: PyTree) -> jax.Array:
-        """The policy's actions `[B]` or `[B, D]`: see `unroll`."""
-        family = self.policy.distribution
-        action = family.from_noise(distribution, noise)
-        if greedy is False:  # else the compiler would compute the modes all the same
-            return action
-        return select(jnp.broadcast_to(greedy, action.shape[:1]), family.mode(distribution), action)
-
     def _no_truncations(self, state: RolloutState, num_steps: int) -> Truncations | None:
         """Slots for all episodes that can be truncated in `num_steps`; None where nothing reads them."""
         if not (self.policy.has_critic or self.keep_final):
@@ -339,7 +326,7 @@ class Simulator(NamedTuple):
             trajectory = with_values(self.policy, self.params, trajectory, state.policy_carry, self._num_passes)
         policy_carry = self.policy.sequence_carry(state.policy_carry)
         trajectory = trajectory._replace(carry=jax.tree.map(lambda leaf: leaf[None], policy_carry))
-        finals = final_observations(carry.truncations, carry.state)
+        finals = carry.truncations, carry.state
         trajectory = with_final_values(self.policy, self.params, trajectory, *finals, keep=self.keep_final)
         end = carry.state._replace(environment_params=state.environment_params)
         return add_outcome(self.environment, self.discount, auto_reset, end, trajectory)

@@ -41,14 +41,6 @@ class Truncations(NamedTuple):
         return Truncations(select(is_next, new, self.slots), self.count + truncated.astype(jnp.int32))
 
 
-def final_observations(truncations: Truncations | None, state: RolloutState) -> PyTree:
-    """Observations and carries, each leaf `[S + 1, B, ...]`: of the truncations, and then of `state`."""
-    last = jax.tree.map(lambda x: x[None], (state.observation, state.policy_carry))
-    if truncations is None:
-        return last
-    return jax.tree.map(lambda slots, x: jnp.concatenate([jnp.swapaxes(slots, 0, 1), x]), truncations.slots, last)
-
-
 def cut_at_divergence(trajectory: Trajectory) -> Trajectory:
     """A rollout `[T, B]` in which an environment's steps end before it diverges, with a truncation if it had begun.
 
@@ -89,16 +81,25 @@ def with_values(policy: Policy, params: PyTree, trajectory: Trajectory, carry: P
 
 
 def with_final_values(
-    policy: Policy, params: PyTree, trajectory: Trajectory, observation: PyTree, carry: PyTree, *, keep: bool
+    policy: Policy,
+    params: PyTree,
+    trajectory: Trajectory,
+    truncations: Truncations | None,
+    end: RolloutState,
+    keep: bool,
 ) -> Trajectory:
     """Adds the critic's next values, if there is a critic, and the final observations, if they are to be kept.
 
     Args:
       policy, params: that acted.
       trajectory: `[T, B]`, with the critic's values.
-      observation, carry: the final observations and the policy's carry at them, each leaf `[F, B, ...]`.
-      keep: whether to keep them in the trajectory.
+      truncations, end: have the final observations: those of the truncations, and then that after the last step.
+      keep: whether to keep them in the trajectory, each leaf `[S + 1, B, ...]`.
     """
+    observation, carry = jax.tree.map(lambda x: x[None], (end.observation, end.policy_carry))
+    if truncations is not None:
+        slots = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), truncations.slots)
+        observation, carry = jax.tree.map(lambda *both: jnp.concatenate(both), slots, (observation, carry))
     value = None
     if policy.has_critic:
         value = jax.vmap(lambda *final: policy.step(params, *final)[1])(observation, carry)

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax.algorithms import ALGORITHMS
 from grpo_jax.config import Config
 from grpo_jax.errors import ConfigError
 from grpo_jax.hyperparams import Hyperparams
@@ -114,9 +113,13 @@ def _check_total_steps(config: Config, hyperparams: Hyperparams) -> None:
     """Raises ConfigError unless they allow an iteration and end the run, or episodes do."""
     smallest = float(np.min(hyperparams.total_steps))
     if not smallest >= config.steps_per_iteration:
+        advice, limit = "", config.env.max_steps
+        if config.algorithm.start.from_reset and config.num_steps >= limit:
+            advice = f", which one-episode groups need for {config.env.name}'s limit of {limit} (max_steps_in_episode)"
+            advice += "; or use an algorithm whose episodes continue, such as ppo"
         raise ConfigError(
             f"total_steps={smallest:.0f} does not allow one iteration of num_envs * num_steps = "
-            f"{config.steps_per_iteration} environment steps; {_smaller_iteration(config, int(max(smallest, 0)))}"
+            f"{config.steps_per_iteration} environment steps; raise total_steps or lower num_envs or num_steps{advice}"
         )
     largest, max_episodes = float(np.max(hyperparams.total_steps)), _max_episodes(hyperparams)
     cut = not config.algorithm.start.auto_reset and config.num_steps < config.env.max_steps
@@ -128,23 +131,6 @@ def _check_total_steps(config: Config, hyperparams: Hyperparams) -> None:
     if most_steps(config, hyperparams) > _MOST_ITERATIONS * config.steps_per_iteration:
         number = f"max_episodes={max_episodes:g}" if largest == math.inf else f"total_steps={largest:g}"
         raise ConfigError(f"{number} may take more than 2^31 iterations; use fewer")
-
-
-def _smaller_iteration(config: Config, total_steps: int) -> str:
-    """What to write for an iteration that fits the budget."""
-    start, limit = config.algorithm.start, config.env.max_steps
-    if not start.from_reset or config.num_steps < limit:
-        return "raise total_steps or lower num_envs or num_steps"
-    continuing = ", ".join(name for name, algorithm in ALGORITHMS.items() if algorithm.start.auto_reset)
-    advice = [f"an algorithm whose episodes continue across rollouts ({continuing})"]
-    if num_envs := total_steps // limit // config.group_size * config.group_size:
-        advice.append(f"num_envs={num_envs} or fewer")
-    if max_steps := total_steps // config.num_envs:
-        advice.append(f"env_params with max_steps_in_episode={max_steps} or less")
-    return (
-        f"one-episode groups play to the episode limit of {config.env.name}, {limit} steps; raise total_steps, or use "
-        f"{', or '.join(advice)}"
-    )
 
 
 def most_steps(config: Config, hyperparams: Hyperparams) -> int:

@@ -89,18 +89,10 @@ def check_mesh(config: Config, mesh: Mesh) -> None:
 
 
 def try_on_shapes(config: Config, hyperparams: Hyperparams) -> Metrics:
-    """Runs `init` and a train step on shapes, once for each config and structure of hyperparameters.
+    """Runs `init` and a train step on shapes, once for each config and structure of hyperparameters (which are None).
 
-    Args:
-      config: what to run.
-      hyperparams: only their class matters, and which of them are None.
-
-    Returns:
-      The shapes of the metrics.
-
-    Raises:
-      ConfigError: an algorithm, a network, a distribution, an optimiser or a schedule that does not fit, with what to
-        write instead.
+    Returns the shapes of the metrics. Raises ConfigError for an algorithm, a network, a distribution, an optimiser or a
+    schedule that does not fit, with what to write instead.
     """
     structure = jax.tree.structure(completed(hyperparams, config.hyperparams_class))
     key = "shapes", structure, jax.config.jax_enable_x64
@@ -114,7 +106,8 @@ def _try_on_shapes(config: Config, structure: Any) -> Metrics:
     hyperparams = _scalars(structure)
     try:
         with jax.disable_jit(False):  # which would trace every step of a loop
-            state = _state_shapes(config, hyperparams)
+            begin = functools.partial(initial_state, config)
+            state = jax.eval_shape(begin, jax.eval_shape(jax.random.key, 0), hyperparams)
             after, metrics = jax.eval_shape(make_train_step(config), state)
     except ConfigError:
         raise
@@ -132,11 +125,6 @@ def _try_on_shapes(config: Config, structure: Any) -> Metrics:
 
 def _scalars(structure: Any) -> Hyperparams:
     return structure.unflatten([jax.ShapeDtypeStruct((), jnp.float32)] * structure.num_leaves)
-
-
-def _state_shapes(config: Config, hyperparams: Hyperparams) -> Any:
-    key = jax.eval_shape(jax.random.key, 0)
-    return jax.eval_shape(functools.partial(initial_state, config), key, hyperparams)
 
 
 def check_read(*runs: tuple[Config, Hyperparams]) -> None:
@@ -175,13 +163,6 @@ def unread_fields(config: Config, hyperparams: Hyperparams, names: Iterable[str]
     key = "read", structure, jax.config.jax_enable_x64
     read = kept_with(config, key, lambda: _read_fields(config, structure))
     return [name for name in names if name not in read]
-
-
-def without_unread(config: Config, hyperparams: Hyperparams, names: Iterable[str]) -> Hyperparams:
-    """The hyperparameters; those of these names that nothing reads get their defaults, as presets are for many runs."""
-    values = changed(hyperparams)
-    unread = unread_fields(config, hyperparams, [name for name in names if name in values])
-    return hyperparams.replace(**{name: hyperparams.__dataclass_fields__[name].default for name in unread})
 
 
 def _read_fields(config: Config, structure: Any) -> set[str]:
@@ -234,29 +215,28 @@ def _check_distribution(config: Config) -> None:
     """Tries every function of a custom distribution on shapes."""
     distribution, space = config.policy.distribution, config.env.action_space
     name = describe_function("action_distribution", config.action_distribution)
-    batch = (_NUM_ENVS,)
-    parameters = jax.ShapeDtypeStruct((*batch, distribution.num_parameters), jnp.float32)
+    parameters = jax.ShapeDtypeStruct((_NUM_ENVS, distribution.num_parameters), jnp.float32)
 
     def shapes(part, *arguments):
         with user_code(f"{name}: {part} fails"):
             return jax.eval_shape(getattr(distribution, part), *arguments)
 
-    action, mode = shapes("sample", parameters, jax.random.key(0)), shapes("mode", parameters)
-    if not are_alike(action, mode):
-        raise ConfigError(
-            f"{name}: samples are {describe_arrays(action)}, but modes {describe_arrays(mode)}; make them alike"
-        )
-    for part, arguments in (("log_prob", (action,)), ("entropy", ()), ("kl", (parameters,))):
-        result = shapes(part, parameters, *arguments)
-        if not are_alike(result, jax.ShapeDtypeStruct(batch, jnp.float32)):
+    action, number = shapes("sample", parameters, jax.random.key(0)), jax.ShapeDtypeStruct((_NUM_ENVS,), jnp.float32)
+    others = {
+        "mode": ((), action),
+        "log_prob": ((action,), number),
+        "entropy": ((), number),
+        "kl": ((parameters,), number),
+    }
+    for part, (arguments, expected) in others.items():
+        if not are_alike(given := shapes(part, parameters, *arguments), expected):
             raise ConfigError(
-                f"{name}: {part} gives {describe_arrays(result)} instead of float32{list(batch)}; it must be [N], one "
-                "number for each action"
+                f"{name}: {part} gives {describe_arrays(given)} instead of {describe_arrays(expected)} for {_NUM_ENVS} "
+                "actions; modes are like samples, the others one number for each action"
             )
     size = () if isinstance(space, Discrete) else (len(space[0]),)
-    taken = shapes("to_environment", action)
-    if getattr(taken, "shape", None) != (*batch, *size):
+    if getattr(taken := shapes("to_environment", action), "shape", None) != (_NUM_ENVS, *size):
         raise ConfigError(
             f"{name}: to_environment gives {describe_arrays(taken)} for {_NUM_ENVS} actions in {space}; make it "
-            f"{list((*batch, *size))}"
+            f"{[_NUM_ENVS, *size]}"
         )

@@ -23,8 +23,11 @@ def rollout_metrics(config: Config, trajectory: Trajectory, batch: Batch) -> Met
     totals = jnp.sum(episodes, axis=(1, 2), where=ended)
     extremes = jnp.max(jnp.concatenate([episodes, -episodes]), axis=(1, 2), where=ended, initial=-jnp.inf)
 
+    made = trajectory.valid
+    if trajectory.diverged is not None:
+        made = made | trajectory.diverged | config.algorithm.start.auto_reset
     metrics = {
-        "environment/steps": config.trunk_steps + jnp.sum(trajectory.valid, dtype=jnp.int32),
+        "environment/steps": config.trunk_steps + jnp.sum(made, dtype=jnp.int32),
         "episode/count": count,
         "advantage/abs_mean": mean_or_missing(jnp.abs(batch.advantage), batch.mask),
     }
@@ -45,8 +48,6 @@ def rollout_metrics(config: Config, trajectory: Trajectory, batch: Batch) -> Met
             for word, mean in (("mean", jnp.mean), ("std", jnp.std)):
                 metrics[f"reward/{name}_{word}"] = jnp.where(is_known, mean(parts[:, i], where=counted), missing())
     if trajectory.diverged is not None:
-        made = trajectory.valid | trajectory.diverged | config.algorithm.start.auto_reset
-        metrics["environment/steps"] = config.trunk_steps + jnp.sum(made, dtype=jnp.int32)
         metrics["environment/invalid_resets"] = jnp.sum(trajectory.diverged).astype(jnp.float32)
     if trajectory.branch_steps is not None:
         metrics["environment/steps"] += jnp.sum(trajectory.branch_steps, dtype=jnp.int32)
@@ -65,17 +66,9 @@ _OF_THE_HOST = "setting/", "evaluation/"  # keys that the lines of metrics.jsonl
 def own_metrics(
     config: Config, trajectory: Trajectory, batch: Batch, hyperparams: Hyperparams, others: Metrics
 ) -> Metrics:
-    """The metrics of the functions in the algorithm's slot `metrics`, in float32.
+    """The metrics of the functions in the algorithm's slot `metrics`, in float32; `others` have their names already.
 
-    Args:
-      config: the slot `metrics` of its algorithm is called.
-      trajectory: as played: `[T, B]`, with the rewards of the environment.
-      batch: the samples of the update.
-      hyperparams: every coefficient.
-      others: the metrics that have their names already.
-
-    Raises:
-      ConfigError: a function gives no dict, or a name or a value that cannot be recorded.
+    Raises ConfigError for a function that gives no dict, or a name or a value that cannot be recorded.
     """
     metrics: Metrics = {}
     functions = config.algorithm.metrics

@@ -48,7 +48,9 @@ def make_batch(
         trajectory = one_carry_per_group(trajectory, group_size)
     reference = _run_reference(config, policy, state, trajectory)
     played = _with_reward(config, trajectory, reference, hyperparams)
-    trajectory = _without_truncations(played) if config.env.limit_terminates else played
+    trajectory = played
+    if config.env.limit_terminates:  # as if each end were terminal
+        trajectory = played._replace(terminated=played.ended, truncated=jnp.zeros_like(played.truncated))
     compared, baseline_state = _with_baseline(config, policy, state, trajectory, hyperparams)
 
     # Advantages and targets.
@@ -120,11 +122,6 @@ def _with_reward(config: Config, trajectory: Trajectory, reference: dict, hyperp
     return trajectory._replace(reward=check_shape("reward", reward, trajectory.reward))
 
 
-def _without_truncations(trajectory: Trajectory) -> Trajectory:
-    """The trajectory as if each of its ends were terminal."""
-    return trajectory._replace(terminated=trajectory.ended, truncated=jnp.zeros_like(trajectory.truncated))
-
-
 def _with_baseline(
     config: Config, policy: Policy, state: TrainState, trajectory: Trajectory, hyperparams: Hyperparams
 ) -> tuple[Trajectory, PyTree]:
@@ -134,13 +131,7 @@ def _with_baseline(
 
     def apply(trajectory):
         arguments = state.baseline, policy, state.params, hyperparams, config.group_size
-        results = config.algorithm.baseline.apply(trajectory, *arguments)
-        if len(results) != 3:
-            raise ValueError(
-                "the slot 'baseline' should return values, final values and the next state, but returned "
-                f"{len(results)} results"
-            )
-        return results
+        return config.algorithm.baseline.apply(trajectory, *arguments)
 
     # The values come from each window alone, the next state from all windows at once.
     value, final_value, baseline_state = apply(trajectory)

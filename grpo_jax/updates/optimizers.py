@@ -114,9 +114,8 @@ def make_optimizer(
         custom one, if it fails or changes structures, shapes or dtypes.
     """
     if is_custom(optimizer):
-        make = functools.partial(
-            _make_custom, import_custom(optimizer, "optimizer"), describe_function("optimizer", optimizer)
-        )
+        what = describe_function("optimizer", optimizer)
+        make = functools.partial(_make_custom, import_custom(optimizer, "optimizer"), what)
     elif optimizer not in OPTIMIZERS:
         raise ConfigError(f"unknown optimizer {optimizer!r}: {nearest(optimizer, OPTIMIZERS)}")
     else:
@@ -150,11 +149,6 @@ def _make_custom(
             "such as lambda hyperparams, learning_rate: optax.adam(learning_rate)"
         )
     transformation = _call(what, make, hyperparams, learning_rate)
-    if not isinstance(transformation, optax.GradientTransformation):
-        raise ConfigError(
-            f"optimizer gives a {type(transformation).__name__}, but it must give an optax.GradientTransformation, "
-            "such as optax.adam(learning_rate)"
-        )
 
     def arrays(function, *arguments):  # numbers in a state become arrays, which can be saved and vmapped
         return _call(what, lambda: jax.tree.map(jnp.asarray, function(*arguments)))

@@ -23,14 +23,7 @@ DECAYS = {
 
 
 def find_schedule(schedule: str | Callable) -> Callable:
-    """The schedule as a function of progress.
-
-    Args:
-      schedule: a name in `DECAYS`, an import path "package.module:name" of a function, or the function.
-
-    Raises:
-      ConfigError: for an unknown name, or a value that is neither a name nor a function.
-    """
+    """The function of progress: by its name in `DECAYS` or its import path "package.module:name", or as it is given."""
     found = import_custom(schedule, "schedule")
     if isinstance(found, str) and found not in DECAYS:
         raise ConfigError(f"unknown schedule {found!r}: {nearest(found, DECAYS)}")

@@ -1,18 +1,13 @@
 """The small processes are what they say, and the estimators of their gradients are measured right."""
 
-import functools
-
 import jax
 import numpy as np
 import pytest
-from small import begin
 
 from experiments import estimators
 from experiments.harness import tabular
 from grpo_jax import Config
 from grpo_jax.policies import MLP
-from grpo_jax.rollouts.collect import monte_carlo_values
-from grpo_jax.rollouts.rollout import Simulator
 
 
 def known(make_process):
@@ -56,18 +51,6 @@ def test_the_gradient_is_that_of_finite_differences(process):
         step[s, a] = 1e-5
         slope = (expected_return(process, logits + step)[0] - expected_return(process, logits - step)[0]) / 2e-5
         np.testing.assert_allclose(ours["kernel"][s, a], slope, rtol=2e-3, atol=1e-5)
-
-
-def test_states_are_worth_what_branches_from_them_are_paid():
-    process, policy, params, _, exact = known(tabular.garnet)
-    config = Config(environment=process, network=MLP(()), num_envs=32)
-    state = begin(config, seed=1).rollout._replace(policy_carry={"actor": ()})
-    simulator = Simulator(config.env, policy, params)
-    play = functools.partial(monte_carlo_values, simulator, num_branches=256, num_steps=50)
-    values, _ = jax.jit(play)(state, jax.random.key(2))
-    expected = exact.values[state.environment.at]
-    spread = 3.0 / np.sqrt(256)  # returns of some seven rewards of deviation 1
-    assert np.abs(values - expected).max() < 4 * spread and np.abs(values - expected).mean() < spread
 
 
 COMPARED = ("RLOO, fresh", "GAE, exact critic", "GAE, critic of half the value")

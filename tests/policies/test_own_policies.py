@@ -160,7 +160,7 @@ def over_actions(space):
 REFUSED_CHANGES = [
     ({"log_prob": lambda parameters, action: action}, r"log_prob gives int32\[3\] instead of float32\[3\]"),
     ({"entropy": lambda parameters: parameters}, r"entropy gives float32\[3, 2\]"),
-    ({"mode": lambda parameters: parameters}, r"samples are int32\[3\], but modes float32\[3, 2\]"),
+    ({"mode": lambda parameters: parameters}, r"mode gives float32\[3, 2\] instead of int32\[3\]"),
     ({"to_environment": lambda action: action[:, None]}, r"to_environment gives int32\[3, 1\]"),
     ({"num_free": 3}, "num_free=3"),
     ({"kl": lambda parameters: 0.0}, "kl fails with TypeError"),

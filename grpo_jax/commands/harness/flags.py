@@ -14,7 +14,7 @@ from grpo_jax import Config, Hyperparams
 from grpo_jax.algorithms import Algorithm, algorithms_with, automatic_algorithm, name_of
 from grpo_jax.commands.harness.parsing import parse_flags, peek
 from grpo_jax.commands.harness.scale import DEFAULTS, can_grow, for_gpu, resolve_scale
-from grpo_jax.commands.harness.settings import NetworkFields, make_network, tuned_settings
+from grpo_jax.commands.harness.settings import NetworkFields, make_network, tuned_settings, without_unread
 from grpo_jax.devices.execution_plan import ExecutionPlan
 from grpo_jax.environments import make_environment
 from grpo_jax.errors import LARGEST_COUNT, ConfigError, KnownFields
@@ -24,7 +24,6 @@ from grpo_jax.policies.networks import NETWORKS
 from grpo_jax.policies.networks import name_of as network_name
 from grpo_jax.recording.config_file import FIELDS, class_of, find_algorithm, read_fields
 from grpo_jax.runs.processes import is_process_zero
-from grpo_jax.training.checks import without_unread
 
 
 @dataclasses.dataclass(kw_only=True)

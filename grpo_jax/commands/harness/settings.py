@@ -4,12 +4,12 @@ Each is a field of `Config`, of its network or of `Hyperparams`, and the default
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
 
-from grpo_jax import Config
+from grpo_jax import Config, Hyperparams
 from grpo_jax.algorithms import ALGORITHMS
 from grpo_jax.commands.harness.suite_settings import BY_ENVIRONMENT, BY_SUITE
 from grpo_jax.environments import make_environment
@@ -17,7 +17,7 @@ from grpo_jax.groups import ANCHORED
 from grpo_jax.policies import CNN, Transformer
 from grpo_jax.policies.networks import resolve_network
 from grpo_jax.recording import RunSpec
-from grpo_jax.training.checks import without_unread
+from grpo_jax.training.checks import changed, unread_fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,3 +154,10 @@ def make_network(network: str, fields: Mapping[str, Any], environment: Any, env_
         env = make_environment(environment, dict(env_params))
         shown = env.observation, env.prompt is not None
     return dataclasses.replace(resolve_network(network, *shown), **fields)
+
+
+def without_unread(config: Config, hyperparams: Hyperparams, names: Iterable[str]) -> Hyperparams:
+    """The hyperparameters; those of these names that nothing reads get their defaults, as presets are for many runs."""
+    values = changed(hyperparams)
+    unread = unread_fields(config, hyperparams, [name for name in names if name in values])
+    return hyperparams.replace(**{name: hyperparams.__dataclass_fields__[name].default for name in unread})
