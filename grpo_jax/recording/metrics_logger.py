@@ -1,8 +1,8 @@
 """Host: the metrics of a run in `metrics.jsonl` and trackers, and its progress on the console."""
 
 import contextlib
+import datetime
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from grpo_jax.recording.trackers import Guarded, Tracker
 from grpo_jax.recording.training_warnings import TrainingWarnings, list_rows
 from grpo_jax.runs.evaluations import GREEDY, SAMPLED
 from grpo_jax.runs.progress import Chunk
-from grpo_jax.runs.run_spec import RunSpec, Setting
+from grpo_jax.runs.run_spec import RunSpec
 from grpo_jax.training.budget import most_steps
 
 LONGEST_SILENCE = 10.0
@@ -33,9 +33,9 @@ class MetricsLogger:
             logger.record(chunk)
     ```
 
-    On a terminal the progress line is redrawn twice a second; elsewhere a plain line is printed at the start, every 10%
-    and, if these take longer, every ten seconds, where a chunk ends; of a language model for each iteration. The
-    last line, which is printed after an error as well, says how many updates were skipped.
+    On a terminal the progress line is redrawn twice a second; elsewhere a plain line is printed at the start and every
+    ten seconds, where a chunk ends; of a language model for each chunk. The last line, which is printed after an error
+    as well, says how many updates were skipped.
 
     Args:
       directory: the folder of `metrics.jsonl`, which runs may share, one after another; None writes nothing.
@@ -70,8 +70,9 @@ class MetricsLogger:
         self._steps = np.zeros(len(spec.keys), np.int64)
         self._returns = np.full(len(spec.keys), np.nan)
         self._iteration = 0
-        self._seconds, self._tenths = 0.0, 0
-        self._recent: deque[tuple[float, int, float]] = deque(maxlen=10)  # (seconds, steps of all rows, share done)
+        self._seconds = 0.0
+        # Seconds, steps of all rows and the share done at the end of the first chunk, in whose time is the compilation.
+        self._began: tuple[float, int, float] | None = None
         self._last_line = 0  # its length
         self._printed_at = time.monotonic()
         self._past, self._trackers = past, [Guarded(make) for make in trackers]
@@ -79,12 +80,6 @@ class MetricsLogger:
         self.skipped_updates = np.zeros(len(spec.keys), np.int64)
         self.warnings: list[str] = []
         self.ending = ""
-
-    def _of_best_setting(self) -> tuple[Setting, np.ndarray, int]:
-        """The best setting, the last known returns of its seeds, and the number of its seeds."""
-        best = self._settings.ranked(self._returns)[0]
-        returns = self._returns[self._settings.rows[best]]
-        return best, returns[~np.isnan(returns)], len(returns)
 
     def __enter__(self) -> "MetricsLogger":
         if self._directory is not None:
@@ -129,9 +124,6 @@ class MetricsLogger:
           done: `[R]` share of training that each row has done by its end; by default of the budget of steps.
         """
         steps = chunk.steps
-        for name, values in chunk.metrics.items():
-            if values.shape != steps.shape or steps.shape[1] != len(self._steps):
-                raise ValueError(f"{name} must be [n, R] = [{len(steps)}, {len(self._steps)}], got {values.shape}.")
         if len(steps) == 0:
             return
         active = _active(chunk)
@@ -139,14 +131,9 @@ class MetricsLogger:
         known = self._update(chunk, active)
         done = np.minimum(steps[-1] / self._total_steps if done is None else done, 1.0)
         self._iteration = chunk.iteration + len(steps)
-        self._recent.append((self._seconds, int(self._steps.sum()), float(np.mean(done))))
         for tracker in self._trackers:
             tracker.call("record", chunk.iteration, steps, known)
-        if self._shows_each and self._progress is None:
-            for number, returns in enumerate(known["episode/return_mean"][:-1], start=chunk.iteration + 1):
-                mean = f"{self._reward_word} {np.nanmean(returns):.4g}"
-                self._print(f"{self._run}: iteration {number}, {mean}, {self._rate():,.0f} {self._rate_word}")
-        self._show()
+        self._show(float(np.mean(done)))
 
     def complete(self, metrics: Mapping[str, np.ndarray]) -> None:
         """Writes the last recorded iteration again, with an evaluation after it; metrics `[n, R]` end with it."""
@@ -180,28 +167,19 @@ class MetricsLogger:
             self._print(f"warning: {self._run}: {warning}")
         return known
 
-    def _first_recent(self) -> tuple[float, int, float]:
-        """Where rates count from: the end of the first chunk, whose time holds the compile, once there is another."""
-        return (0.0, 0, 0.0) if len(self._recent) == 1 else self._recent[0]
-
-    def _rate(self) -> float:
-        """Steps of all rows per second."""
-        (started, before, _), (seconds, steps, _) = self._first_recent(), self._recent[-1]
-        return (steps - before) / max(seconds - started, 1e-9)
-
-    def _show(self) -> None:
-        """Redraws the progress line, or prints a plain one at each tenth of the run."""
-        first = self._first_recent()
-        seconds, _, done = self._recent[-1]
-        passed = max(seconds - first[0], 1e-9)
-        left = f"{_clock((1 - done) * passed / (done - first[2])) if done > first[2] else '?'} left"
-        status = f"iteration {self._iteration}, {self._spread()}, {left}, {self._rate():,.0f} {self._rate_word}"
-        tenths = int(10 * done + 1e-4)  # shares are float32
+    def _show(self, done: float) -> None:
+        """Redraws the progress line, or prints a plain one; `done` is the share of the run."""
+        steps = int(self._steps.sum())
+        started, before, share = self._began or (0.0, 0, 0.0)
+        self._began = self._began or (self._seconds, steps, done)
+        passed = max(self._seconds - started, 1e-9)
+        left = _clock((1 - done) * passed / (done - share)) if done > share else "?"
+        status = f"iteration {self._iteration}, {self._spread()}, {left} left, "
+        status += f"{(steps - before) / passed:,.0f} {self._rate_word}"
         if self._progress is not None:  # a narrow terminal cuts off the end of the status
             self._progress.update(self._task, completed=done, status=status)
-        elif self._shows_each or self._tenths < tenths < 10 or time.monotonic() - self._printed_at >= LONGEST_SILENCE:
-            self._tenths = tenths
-            self._print(f"{self._run}: {int(100 * done + 1e-3)}%, {status}")
+        elif self._shows_each or time.monotonic() - self._printed_at >= LONGEST_SILENCE:
+            self._print(f"{self._run}: {int(100 * done + 1e-3)}%, {status}")  # shares are float32
 
     def _summary(self, exception_type: type[BaseException] | None) -> str:
         """The last line of the run."""
@@ -220,12 +198,13 @@ class MetricsLogger:
 
     def _spread(self) -> str:
         """The median of the last known returns, and their range; of several settings, of the best one."""
-        best, known, num_seeds = self._of_best_setting()
+        best, num_settings = self._settings.ranked(self._returns)[0], len(self._settings.rows)
+        returns = self._returns[self._settings.rows[best]]
+        known = returns[~np.isnan(returns)]
         if len(known) == 0:
             return f"no {self._reward_word} yet"
         low, middle, high = (f"{x:,.0f}" if abs(x) >= 1e4 else f"{x:.4g}" for x in np.quantile(known, [0, 0.5, 1]))
-        text = f"{self._reward_word} {middle}" + (f" ({low}..{high})" if num_seeds > 1 else "")
-        num_settings = len(self._settings.rows)
+        text = f"{self._reward_word} {middle}" + (f" ({low}..{high})" if len(returns) > 1 else "")
         return text if num_settings == 1 else f"{text} of {best}, the best of {num_settings} settings"
 
     def _print(self, line: str) -> None:
@@ -239,7 +218,5 @@ def _active(chunk: Chunk) -> np.ndarray:
 
 
 def _clock(seconds: float) -> str:
-    """Seconds as m:ss or h:mm:ss."""
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+    """Seconds as h:mm:ss."""
+    return str(datetime.timedelta(seconds=round(seconds)))
