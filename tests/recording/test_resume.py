@@ -17,6 +17,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from compilation import CHEAP_XLA_FLAGS
+from probes import bits
+
+from grpo_jax.recording.checkpoint import Checkpoints
 
 REPOSITORY = Path(__file__).parents[2]
 FLAGS = (
@@ -95,12 +98,13 @@ def finish_both(processes):
 def ending(out):
     """What a run leaves behind, but for its times: the final state bit by bit, its record, its evaluation."""
     (folder,) = out.glob(f"checkpoints/*/{last_saved(out)}")
-    state = json.loads(json.loads((folder / "run" / "metadata").read_text())["text"])
+    state = json.loads((folder / "run" / "metadata").read_text())
+    arrays = Checkpoints(folder.parent, state["description"])._manager.restore(int(folder.name)).arrays
     summary = json.loads((out / "summary.json").read_text())["runs"][0]
     return {
         "iteration": state["iteration"],
         "steps": state["steps"],
-        "state": state["checksums"],
+        "state": bits(arrays),
         "metrics": (out / "metrics.jsonl").read_bytes(),
         "final_return": summary["final_return"],
         "warnings": summary["warnings"],
