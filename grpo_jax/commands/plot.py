@@ -7,6 +7,7 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import tyro
+from numpy.typing import ArrayLike
 from rich.table import Table
 
 from grpo_jax.commands.harness.command import command, make_console, new_folder
@@ -14,12 +15,12 @@ from grpo_jax.commands.harness.figures import with_interval
 from grpo_jax.commands.harness.limits import OutFolder
 from grpo_jax.commands.harness.parsing import invocation, parse_flags
 from grpo_jax.errors import ConfigError
-from grpo_jax.recording import learning_curve, probability_of_improvement
+from grpo_jax.recording import learning_curve
 from grpo_jax.recording.figures import MEANS_OVER_EPISODES, RETURN, draw_curve, last_known, legend_below, panels
 from grpo_jax.recording.files import check_fields, check_place, read_as
 from grpo_jax.recording.metrics_file import METRICS_FILE, VALUES, as_setting, read_metrics, read_settings
 from grpo_jax.recording.run_folder import SUMMARY_FILE
-from grpo_jax.recording.statistics import describe_seeds
+from grpo_jax.recording.statistics import NUM_RESAMPLES, describe_seeds, percentiles
 from grpo_jax.runs.run_spec import Setting
 
 PICTURE = "comparison.png"
@@ -134,6 +135,28 @@ def table(runs: list[SavedRun]) -> Table:
                 *(str(len(final)), f"{run.steps[-1].mean():,.0f}"),
             )
     return rendered
+
+
+def probability_of_improvement(x: ArrayLike, y: ArrayLike) -> tuple[float, float, float]:
+    """P(X > Y) + P(X = Y) / 2 for a run X of one algorithm and a run Y of another (section 4.3 of https://arxiv.org/abs/2108.13264).
+
+    Args:
+      x, y: scores of the runs of each, `[num_runs]`, perhaps of different numbers.
+
+    Returns:
+      `(probability, low, high)` with its 95% bootstrap interval: 0.5 for equal scores, NaN where any score is NaN.
+    """
+    x, y = np.asarray(x, np.float64).reshape(-1), np.asarray(y, np.float64).reshape(-1)
+    if x.size == 0 or y.size == 0:
+        raise ValueError("a probability of improvement needs runs of both, got none of one.")
+    if np.isnan(x).any() or np.isnan(y).any():
+        return np.nan, np.nan, np.nan
+    wins = (x[:, None] > y) + 0.5 * (x[:, None] == y)
+    generator = np.random.default_rng(0)
+    # The share of each run in each resample is all that a resample is: a bilinear form, with no array of all pairs.
+    times_x, times_y = (generator.multinomial(n, np.full(n, 1 / n), size=NUM_RESAMPLES) / n for n in wins.shape)
+    low, high = percentiles(np.einsum("ri,ri->r", times_x @ wins, times_y))
+    return float(wins.mean()), float(low), float(high)
 
 
 def main(arguments: Arguments) -> None:

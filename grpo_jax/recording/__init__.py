@@ -10,8 +10,6 @@ from grpo_jax.recording.statistics import (
     iqm,
     learning_curve,
     pass_at_k,
-    probability_of_improvement,
-    steps_to_reach,
 )
 from grpo_jax.recording.trackers import TensorBoard, Tracker, WeightsAndBiases
 from grpo_jax.recording.trained_policy import TrainedPolicy, load
@@ -36,9 +34,7 @@ __all__ = [
     "learning_curve",
     "load",
     "pass_at_k",
-    "probability_of_improvement",
     "read_metrics",
     "recorded_run",
     "settings_of",
-    "steps_to_reach",
 ]

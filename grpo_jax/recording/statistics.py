@@ -77,7 +77,7 @@ def bootstrap_interval(
     scores = scores.reshape(len(scores), -1)
     drawn = np.random.default_rng(seed).integers(len(scores), size=(num_resamples, *scores.shape))
     samples = np.take_along_axis(scores[None], drawn, axis=1).reshape(num_resamples, -1)
-    low, high = _percentiles(statistic(samples, axis=-1), confidence)
+    low, high = percentiles(statistic(samples, axis=-1), confidence)
     return float(low), float(high)
 
 
@@ -145,7 +145,7 @@ def learning_curve(
     Raises:
       ValueError: shapes differ or are empty, steps fall, or no seed advanced.
     """
-    steps, returns, advanced = _checked(steps, returns)
+    steps, returns, advanced = checked(steps, returns)
     if not advanced.any():
         raise ValueError("no seed made an environment step: there is no curve to draw.")
     usable = advanced & ~np.isnan(returns)
@@ -162,61 +162,16 @@ def learning_curve(
     values = np.stack([np.interp(grid, *own) for own in points], axis=-1)
     drawn = np.random.default_rng(0).integers(len(seeds), size=(NUM_RESAMPLES, len(seeds)))
     # One point at a time: all at once takes gigabytes with hundreds of seeds.
-    low, high = zip(*(_percentiles(iqm(at_point[drawn], axis=-1)) for at_point in values), strict=True)
+    low, high = zip(*(percentiles(iqm(at_point[drawn], axis=-1)) for at_point in values), strict=True)
     return Curve(grid, iqm(values, axis=-1), np.array(low), np.array(high))
 
 
-def steps_to_reach(steps: ArrayLike, returns: ArrayLike, threshold: float, *, window: int = 1) -> np.ndarray:
-    """Environment steps after which each seed's running mean return first is at least `threshold`.
-
-    Args:
-      steps, returns: as for `learning_curve`.
-      threshold: the return to reach.
-      window: how many iterations the running mean covers; padding and iterations without a return do not count.
-
-    Returns:
-      `[num_seeds]` float64, inf for a seed that never reaches it or has fewer than `window` returns.
-    """
-    steps, returns, advanced = _checked(steps, returns)
-    usable = advanced & ~np.isnan(returns)
-    reached = np.full(steps.shape[1], np.inf)
-    for i, rows in enumerate(usable.T):
-        if rows.sum() >= window:
-            running_mean = np.lib.stride_tricks.sliding_window_view(returns[rows, i], window).mean(axis=-1)
-            hits = np.flatnonzero(running_mean >= threshold)
-            if len(hits):
-                reached[i] = steps[rows, i][hits[0] + window - 1]
-    return reached
-
-
-def probability_of_improvement(x: ArrayLike, y: ArrayLike) -> tuple[float, float, float]:
-    """P(X > Y) + P(X = Y) / 2 for a run X of one algorithm and a run Y of another (section 4.3).
-
-    Args:
-      x, y: scores of the runs of each, `[num_runs]`, perhaps of different numbers.
-
-    Returns:
-      `(probability, low, high)` with its 95% bootstrap interval: 0.5 for equal scores, NaN where any score is NaN.
-    """
-    x, y = np.asarray(x, np.float64).reshape(-1), np.asarray(y, np.float64).reshape(-1)
-    if x.size == 0 or y.size == 0:
-        raise ValueError("a probability of improvement needs runs of both, got none of one.")
-    if np.isnan(x).any() or np.isnan(y).any():
-        return np.nan, np.nan, np.nan
-    wins = (x[:, None] > y) + 0.5 * (x[:, None] == y)
-    generator = np.random.default_rng(0)
-    # The share of each run in each resample is all that a resample is: a bilinear form, with no array of all pairs.
-    times_x, times_y = (generator.multinomial(n, np.full(n, 1 / n), size=NUM_RESAMPLES) / n for n in wins.shape)
-    low, high = _percentiles(np.einsum("ri,ri->r", times_x @ wins, times_y))
-    return float(wins.mean()), float(low), float(high)
-
-
-def _percentiles(statistics: np.ndarray, confidence: float = 0.95) -> np.ndarray:
+def percentiles(statistics: np.ndarray, confidence: float = 0.95) -> np.ndarray:
     """The two ends of the central `confidence` fraction of `statistics`."""
     return np.quantile(statistics, [(1 - confidence) / 2, (1 + confidence) / 2])
 
 
-def _checked(steps: ArrayLike, returns: ArrayLike) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def checked(steps: ArrayLike, returns: ArrayLike) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Both as arrays `[num_iterations, num_seeds]`, and where a seed made environment steps; or an error."""
     steps, returns = np.asarray(steps), np.asarray(returns, np.float64)
     if steps.shape != returns.shape or steps.ndim != 2 or steps.size == 0:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import keyword
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -210,10 +209,9 @@ def load(
             "give the run's config: load(folder, config=my_config)"
         )
     fields = {} if config is not None else from_json(file, description["config"], FIELDS, "Config", trust=trust)
-    names = tuple(name.removeprefix("hyperparams/") for name in arrays if name.startswith("hyperparams/"))
     try:
         config = Config(**fields) if config is None else config
-        kind = _hyperparams_with(config.hyperparams_class, names)
+        kind = config.hyperparams_class
         state = jax.eval_shape(make_init(config), jax.random.key(0), kind())
     except Exception as error:  # of functions that the file names, too
         raise ConfigError(f"{file}: the policy of the config cannot be made: {error}") from error
@@ -222,8 +220,10 @@ def load(
         env_params = row_parameters(config.env, env_params, num_rows)
     except (ConfigError, TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"{file}: env_params are damaged: {error}") from error
-    # A hyperparameter that is newer than the file has its default.
-    saved = {name: np.float32(0) for name in kind.__dataclass_fields__ if name in names}
+    # A hyperparameter that is newer than the file has its default; one that nothing of the config reads is left out.
+    saved = {name: np.float32(0) for name in kind.__dataclass_fields__ if f"hyperparams/{name}" in arrays}
+    read = {f"hyperparams/{name}" for name in saved}
+    arrays = {path: leaf for path, leaf in arrays.items() if path in read or not path.startswith("hyperparams/")}
     like = {"params": state.params, "normalizer": state.normalizer, "hyperparams": saved}
     trees = _as_trees(like | {"score": np.float32(0), "steps": np.int64(0)}, arrays, num_rows, file)
     trees["hyperparams"] = kind(**trees["hyperparams"]).broadcast(num_rows)
@@ -250,19 +250,6 @@ def _as_trees(like: PyTree, arrays: Arrays, num_rows: int, file: Path) -> dict[s
             )
     leaves = [arrays[path] if path in ("score", "steps") else jnp.asarray(arrays[path]) for path in here]
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
-
-
-@functools.cache
-def _hyperparams_with(kind: type[Hyperparams], names: tuple[str, ...]) -> type[Hyperparams]:
-    """The class with fields of these names as well: those of a class of the user are numbers."""
-    names = tuple(name for name in names if name not in kind.__dataclass_fields__)
-    if not names:
-        return kind
-    for name in names:
-        if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_") or hasattr(kind, name):
-            raise ConfigError(f"hyperparams/{name} is not a hyperparameter; the file is damaged")
-    members = {"__annotations__": dict.fromkeys(names, float), **dict.fromkeys(names, 0.0)}
-    return struct.dataclass(type("OwnHyperparams", (kind,), members))
 
 
 def _as_observation(config: Config, observation: PyTree) -> tuple[PyTree, bool]:

@@ -3,7 +3,6 @@
 import errno
 import functools
 import json
-import math
 import os
 import shutil
 import types
@@ -16,16 +15,11 @@ import pytest
 from probes import Probe, bits
 
 from grpo_jax import GRPO, Config, Hyperparams, run
-from grpo_jax.algorithms import GSPO
 from grpo_jax.devices.mesh import make_mesh
 from grpo_jax.errors import ConfigError
 from grpo_jax.objectives import (
-    EntropyHyperparams,
-    adaptive_coefficient,
-    adaptive_entropy_coefficient,
     group_normalized,
     outcome,
-    with_hyperparams,
 )
 from grpo_jax.policies import MLP
 from grpo_jax.recording.checkpoint import KEPT, Checkpoints
@@ -169,13 +163,6 @@ def test_none_after_what_the_metrics_reach(tmp_path):
         restored(tmp_path, at_most=0)
 
 
-def test_a_save_that_was_not_finished_does_not_count(tmp_path):
-    save(tmp_path, [1, 2])
-    (tmp_path / "2" / "commit_success.txt").unlink(missing_ok=True)
-    (tmp_path / "2").rename(tmp_path / "2.orbax-checkpoint-tmp")
-    assert restored(tmp_path).iteration == 1
-
-
 def test_what_differs_is_refused_by_its_name(tmp_path):
     save(tmp_path, [1])
     for config, message in (
@@ -188,25 +175,6 @@ def test_what_differs_is_refused_by_its_name(tmp_path):
         restored(tmp_path, lambda: state() | {"params": {"kernel": jnp.zeros((3, 5)), "bias": jnp.zeros(3)}})
 
 
-def test_what_is_saved_of_a_run_is_json_whatever_its_numbers(tmp_path):
-    save(tmp_path, [1], {"kl_limit": [1.0, math.inf, -math.inf, math.nan]})
-
-    def refuse(constant):
-        raise AssertionError(f"{constant} is not JSON")
-
-    for path in (path for path in tmp_path.rglob("*") if path.is_file() and path.read_bytes().startswith(b"{")):
-        json.loads(path.read_text(), parse_constant=refuse)
-    with pytest.raises(ConfigError, match=r"and \[1.0, 'inf', '-inf', None\] in the checkpoints"):
-        with Checkpoints(tmp_path, {"kl_limit": 0.5}) as other:
-            other.restore(jax.eval_shape(state))
-
-
-def test_configs_differ_by_their_slots():
-    grpo, gspo = (describe(Config(environment=Probe(), algorithm=algorithm)) for algorithm in (GRPO, GSPO))
-    assert {field for field in grpo if grpo[field] != gspo[field]} == {"algorithm"}
-    assert (grpo["algorithm"]["ratio"], gspo["algorithm"]["ratio"]) == ("step_ratio", "sequence_ratio")
-
-
 def test_slots_with_settings_of_their_own_are_told_apart():
     def described(formula):
         algorithm = GRPO._replace(advantage=outcome(formula))
@@ -216,30 +184,6 @@ def test_slots_with_settings_of_their_own_are_told_apart():
     assert described(normalized) == described(functools.partial(group_normalized, ddof=1))
     with pytest.raises(ConfigError, match="algorithm.advantage.formula"):
         check_same(described(normalized), described(functools.partial(group_normalized, ddof=0)))
-
-
-@pytest.mark.slow
-def test_a_coefficient_that_adapts_goes_on(tmp_path):
-    algorithm = GRPO._replace(
-        kl_controller=with_hyperparams(adaptive_coefficient, target="kl_target"),
-        entropy_controller=with_hyperparams(adaptive_entropy_coefficient, target="entropy_target"),
-        hyperparams=EntropyHyperparams,
-    )
-    sizes = {"num_envs": 4, "group_size": 2, "num_epochs": 2, "num_minibatches": 1, "network": MLP((4,))}
-    config = Config(environment=Probe(), algorithm=algorithm, **sizes)
-    hyperparams = Hyperparams(total_steps=6.0 * config.steps_per_iteration, kl_coef=0.1, entropy_coef=0.1)
-    with Checkpoints(tmp_path, DESCRIPTION) as checkpoints:
-        whole = run(config, hyperparams, KEYS[:2], callback=functools.partial(save_one, checkpoints), chunk_length=2)
-    with Checkpoints(tmp_path, DESCRIPTION) as checkpoints:
-        like = jax.eval_shape(functools.partial(initial_states, config), hyperparams, KEYS[:2])
-        start = checkpoints.restore(like, at_most=5)
-    for name in ("kl_coef", "entropy_coef"):
-        coefficients = whole.metrics[f"policy/{name}"]
-        assert start.iteration == 4 and (getattr(start.states, name) == coefficients[3]).all()
-        assert (np.diff([np.full(2, 0.1), *coefficients], axis=0) != 0).all(), "it adapts in every iteration"
-    rest = run(config, hyperparams, KEYS[:2], resume_from=start, chunk_length=2)
-    assert bits(rest.states) == bits(whole.states)
-    assert bits(rest.metrics) == bits({name: values[4:] for name, values in whole.metrics.items()})
 
 
 @pytest.mark.slow

@@ -1,18 +1,12 @@
 """`recorded_run` as a user calls it: a run that is interrupted and resumed is bitwise the uninterrupted one."""
 
 import io
-import os
 import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compilation import CHEAP_XLA_FLAGS
 from probes import Probe, bits
 from rich.console import Console
 
@@ -149,58 +143,6 @@ def test_a_mistake_leaves_no_folder(options, message, tmp_path):
     with pytest.raises(ConfigError, match=message):
         recorded(tmp_path / "run", **options)
     assert list(tmp_path.iterdir()) == []
-
-
-SCRIPT = """
-import sys
-
-import jax
-import numpy as np
-
-from grpo_jax import Config, Hyperparams, Recording, recorded_run
-from grpo_jax.policies import MLP
-
-sizes = {"num_envs": 8, "num_steps": 16, "num_minibatches": 2, "network": MLP((8,))}
-config = Config(environment="Catch-bsuite", algorithm="ppo", **sizes)
-keys = jax.random.split(jax.random.key(0), 2)
-recording = Recording(sys.argv[1], int(sys.argv[2]) or None, resume=True)
-result = recorded_run(config, Hyperparams(total_steps=64_000), keys, recording)
-np.savez(sys.argv[1] + "/params.npz", *jax.tree.leaves(result.states.params))
-"""
-
-
-@pytest.mark.slow
-def test_a_script_that_is_killed_goes_on_bitwise(tmp_path):
-    cache = {
-        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    }
-    environment = os.environ | cache | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": CHEAP_XLA_FLAGS}
-
-    def begin(directory, every=10):
-        command = [sys.executable, "-c", SCRIPT, str(directory), str(every)]
-        return subprocess.Popen(
-            command, cwd=Path(__file__).parents[2], env=environment, stderr=subprocess.PIPE, text=True
-        )
-
-    for number, code, every in ((signal.SIGKILL, -9, 10), (signal.SIGTERM, 143, 10), (signal.SIGINT, 130, 0)):
-        process, before = begin(tmp_path / "killed", every), num_recorded(tmp_path / "killed")
-        while num_recorded(tmp_path / "killed") < before + 100 and process.poll() is None:
-            time.sleep(0.01)
-        process.send_signal(number)
-        assert process.wait() == code, process.stderr.read()
-    for directory in ("killed", "whole"):
-        process = begin(tmp_path / directory)
-        assert process.wait() == 0, process.stderr.read()
-    one, other = ((tmp_path / directory / "metrics.jsonl").read_bytes() for directory in ("killed", "whole"))
-    assert one == other and one.count(b"\n") == 500
-    one, other = (np.load(tmp_path / directory / "params.npz") for directory in ("killed", "whole"))
-    assert all(bits(one[name]) == bits(other[name]) for name in other)
-
-
-def num_recorded(directory):
-    metrics = directory / "metrics.jsonl"
-    return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
 
 
 def test_arguments_that_are_elsewhere_are_refused(tmp_path):

@@ -189,22 +189,6 @@ def test_killed_at_random_moments(kind, num_kills, uninterrupted, environment, t
 
 
 @pytest.mark.slow
-def test_of_two_commands_that_resume_one_goes_on(uninterrupted, environment, tmp_path):
-    expected = uninterrupted("grpo")
-    out = tmp_path / "out"
-    process = begin("grpo", out, environment, "--resume")
-    wait_for(lambda: last_saved(out) >= 4, process)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    (code, _), (refused, said) = sorted(map(finish, [begin("grpo", out, environment, "--resume") for _ in range(2)]))
-    assert (code, refused) == (0, 2)
-    assert [line for line in said.splitlines() if not line.startswith("WARNING")] == [
-        f"error: another process is writing to {out}. Wait for it, or end it first."
-    ]
-    assert ending(out) == expected
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_loses_no_iteration(number, uninterrupted, environment, tmp_path):
     expected = uninterrupted("ppo")

@@ -17,7 +17,6 @@ from grpo_jax.commands import evaluate, plot
 from grpo_jax.policies import MLP
 from grpo_jax.recording.metrics_file import read_metrics, read_settings
 from grpo_jax.recording.metrics_logger import MetricsLogger
-from grpo_jax.recording.training_warnings import TrainingWarnings
 from grpo_jax.runs.progress import Chunk
 from grpo_jax.runs.run_spec import RunSpec, Setting, as_value, format_value, setting_columns, settings_of
 
@@ -112,13 +111,6 @@ def test_the_progress_shows_the_best_setting():
         logger.record(chunk())
     shown = console.file.getvalue()
     assert f"return 45 (40..50) of {GOOD}, the best of 2 settings" in shown and "60" not in shown.replace("0:0", "")
-
-
-def test_warnings_name_rows():
-    (warning,) = TrainingWarnings(CONFIG.env.action_space, word=SETTINGS.word)(
-        0, {"policy/kl_behaviour": np.array([[0.0, 2.0]])}
-    )
-    assert "in rows [1]" in warning
 
 
 def test_plots_and_tables_have_a_run_for_each_setting(folder, tmp_path, capsys):

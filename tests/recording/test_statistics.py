@@ -2,12 +2,12 @@ import numpy as np
 import pytest
 from scipy.stats import trim_mean
 
+from grpo_jax.commands.harness.figures import steps_to_reach
+from grpo_jax.commands.plot import probability_of_improvement
 from grpo_jax.recording.statistics import (
     bootstrap_interval,
     iqm,
     learning_curve,
-    probability_of_improvement,
-    steps_to_reach,
 )
 
 
@@ -38,11 +38,6 @@ def test_iqm_shows_a_failed_run():
     np.testing.assert_array_equal(iqm([[1.0, np.nan], [1.0, 3.0]], axis=1), [np.nan, 2.0])
 
 
-def test_iqm_of_nothing_is_an_error():
-    with pytest.raises(ValueError, match="at least one score"):
-        iqm([])
-
-
 @pytest.mark.parametrize(
     ("confidence", "expected"),
     # Means of three draws from {0, 0, 3}: 0, 1, 2, 3 with probability 8, 12, 6, 1 of 27.
@@ -57,13 +52,6 @@ def test_bootstrap_is_stratified():
     assert bootstrap_interval([[0.0, 10.0], [0.0, 10.0]], statistic=np.mean) == (5.0, 5.0)
     # Tasks are redrawn independently: both at their worst has probability 1/16, so it is outside an 80% interval.
     assert bootstrap_interval([[0.0, 0.0], [1.0, 1.0]], statistic=np.mean, confidence=0.8) == (0.25, 0.75)
-
-
-def test_bootstrap_interval_covers_the_mean():
-    rng = np.random.default_rng(1)
-    intervals = [bootstrap_interval(rng.normal(3.0, 1.0, 40), statistic=np.mean, num_resamples=400) for _ in range(300)]
-    covered = np.mean([low <= 3.0 <= high for low, high in intervals])
-    assert 0.90 <= covered <= 0.98
 
 
 def test_bootstrap_interval_is_reproducible():
@@ -115,13 +103,6 @@ def test_learning_curve_leaves_out_padding_and_iterations_without_episodes():
     np.testing.assert_array_equal(curve.high, curve.mean)
 
 
-def test_learning_curve_resists_an_outlying_seed():
-    steps = np.tile([[100], [200]], 8)
-    returns = np.tile([[1.0], [2.0]], 8)
-    returns[:, 3] = -1e6
-    np.testing.assert_array_equal(learning_curve(steps, returns, num_points=2).mean, [1, 2])
-
-
 def test_learning_curve_of_all_episodes_of_each_part():
     """Nine short episodes and a long one are ten, in whichever iterations they end."""
     steps = [[10], [20], [30], [40], [50]]
@@ -170,11 +151,6 @@ def test_steps_to_reach_by_hand():
 
 def test_steps_to_reach_without_returns_is_never():
     np.testing.assert_array_equal(steps_to_reach([[5, 5]], [[np.nan, 0.0]], 0.0), [np.inf, 5])
-
-
-def test_steps_to_reach_errors():
-    with pytest.raises(ValueError, match="not empty"):
-        steps_to_reach(np.zeros((0, 1)), np.zeros((0, 1)), 0.0)
 
 
 # --- comparisons -----------------------------------------------------------------------------------------------------

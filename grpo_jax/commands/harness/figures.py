@@ -4,10 +4,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import ArrayLike
 from rich.table import Column, Table
 
-from grpo_jax.recording import bootstrap_interval, iqm, steps_to_reach
+from grpo_jax.recording import bootstrap_interval, iqm
 from grpo_jax.recording.figures import SOLVED_AT
+from grpo_jax.recording.statistics import checked
 from grpo_jax.sweeps.runs import Run
 
 
@@ -18,6 +20,29 @@ def solved_after(run: Run) -> float:
     """
     window = max(1, round(0.02 * float(run.result.steps.max()) / run.config.steps_per_iteration))
     return float(np.median(steps_to_reach(run.result.steps, run.returns, SOLVED_AT[run.environment], window=window)))
+
+
+def steps_to_reach(steps: ArrayLike, returns: ArrayLike, threshold: float, *, window: int = 1) -> np.ndarray:
+    """Environment steps after which each seed's running mean return first is at least `threshold`.
+
+    Args:
+      steps, returns: as for `learning_curve`.
+      threshold: the return to reach.
+      window: how many iterations the running mean covers; padding and iterations without a return do not count.
+
+    Returns:
+      `[num_seeds]` float64, inf for a seed that never reaches it or has fewer than `window` returns.
+    """
+    steps, returns, advanced = checked(steps, returns)
+    usable = advanced & ~np.isnan(returns)
+    reached = np.full(steps.shape[1], np.inf)
+    for i, rows in enumerate(usable.T):
+        if rows.sum() >= window:
+            running_mean = np.lib.stride_tricks.sliding_window_view(returns[rows, i], window).mean(axis=-1)
+            hits = np.flatnonzero(running_mean >= threshold)
+            if len(hits):
+                reached[i] = steps[rows, i][hits[0] + window - 1]
+    return reached
 
 
 def return_columns(run: Run) -> list[str]:
