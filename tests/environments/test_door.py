@@ -64,38 +64,31 @@ def starting(start, step):
     return {"reset_env": reset_env} | after(jnp.zeros(1), inner=step)
 
 
-REFUSED = {
-    "a reward of shape (1,)": ({"reward": lambda self, state: jnp.ones(1)}, r"the reward of 'Own' is float32\[1\]"),
-    "no reward": ({"reward": lambda self, state: None}, "the reward of 'Own' is None"),
-    "a complex number": ({"reward": lambda self, state: 1j}, r"the reward of 'Own' is complex64\[\]"),
-    "an end of shape (1,)": (
-        with_step(lambda step: (*step[:3], jnp.ones(1, bool), {})),
-        r"terminated of 'Own' is bool\[1\]",
-    ),
-    "gym's four values": (with_step(lambda step: step[:4]), "step_env of 'Own' returns 4 values; return the 5"),
-    "gymnax's six": (with_step(lambda step: (*step[:4], False, {})), "step_env of 'Own' returns 6 values"),
-    "no state": ({"reset_env": lambda *_: jnp.zeros(1)}, "reset_env of 'Own' returns .*Tracer; return the 2 values"),
-    "an info of another kind": (with_step(lambda step: (*step[:4], [1])), "the info of 'Own' is list"),
-    "an if": ({"reward": lambda self, state: 1.0 if state["time"] else 0.0}, "step_env of 'Own'.*write jnp.where"),
-    "its own error": ({"reward": lambda self, state: state["missing"]}, "step_env of 'Own': KeyError: 'missing'"),
-    "a space as attribute": ({"action_space": Discrete(2)}, "action_space of 'Own': TypeError: .* is not callable"),
-    "parameters as method": ({"default_params": lambda self: ProbeParams()}, "default_params of 'Own' must be"),
-    "a mask too long": ({"action_mask": lambda *_: jnp.ones(3, bool)}, r"action_mask of 'Own' has shape \(3,\)"),
-    "another shape": (
-        starting(jnp.zeros(3), jnp.zeros(4)),
-        r"'inner' of type float32\[3\] .* float32\[4\] after a step",
-    ),
-    "narrowed": (starting({"count": 0}, {"count": 0.5}), r"'inner/count' of type int32\[\] .* float32\[\].*same dtype"),
-    "another key": (starting({"a": 0}, {"a": 0, "b": 1}), r"'inner/b': missing after a reset, int32\[\] after a step"),
-    "a dict": (after({"place": jnp.zeros(1)}), "the observation of 'Own' has 'place': missing after a reset, float32"),
-}
+REFUSED = [
+    ({"reward": lambda self, state: jnp.ones(1)}, r"the reward of 'Own' is float32\[1\]"),
+    ({"reward": lambda self, state: None}, "the reward of 'Own' is None"),
+    ({"reward": lambda self, state: 1j}, r"the reward of 'Own' is complex64\[\]"),
+    (with_step(lambda step: (*step[:3], jnp.ones(1, bool), {})), r"terminated of 'Own' is bool\[1\]"),
+    (with_step(lambda step: step[:4]), "step_env of 'Own' returns 4 values; return the 5"),
+    (with_step(lambda step: (*step[:4], False, {})), "step_env of 'Own' returns 6 values"),
+    ({"reset_env": lambda *_: jnp.zeros(1)}, "reset_env of 'Own' returns .*Tracer; return the 2 values"),
+    (with_step(lambda step: (*step[:4], [1])), "the info of 'Own' is list"),
+    ({"reward": lambda self, state: 1.0 if state["time"] else 0.0}, "step_env of 'Own'.*write jnp.where"),
+    ({"reward": lambda self, state: state["missing"]}, "step_env of 'Own': KeyError: 'missing'"),
+    ({"action_space": Discrete(2)}, "action_space of 'Own': TypeError: .* is not callable"),
+    ({"default_params": lambda self: ProbeParams()}, "default_params of 'Own' must be"),
+    ({"action_mask": lambda *_: jnp.ones(3, bool)}, r"action_mask of 'Own' has shape \(3,\)"),
+    (starting(jnp.zeros(3), jnp.zeros(4)), r"'inner' of type float32\[3\] .* float32\[4\] after a step"),
+    (starting({"count": 0}, {"count": 0.5}), r"'inner/count' of type int32\[\] .* float32\[\].*same dtype"),
+    (starting({"a": 0}, {"a": 0, "b": 1}), r"'inner/b': missing after a reset, int32\[\] after a step"),
+    (after({"place": jnp.zeros(1)}), "the observation of 'Own' has 'place': missing after a reset, float32"),
+]
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_does_not_keep_the_interface_is_refused_by_name_and_part(case):
-    parts, message = REFUSED[case]
-    with pytest.raises(ConfigError, match=message):
-        make_environment(type("Own", (Plain,), parts)())
+def test_what_does_not_keep_the_interface_is_refused_by_name_and_part():
+    for parts, message in REFUSED:
+        with pytest.raises(ConfigError, match=message):
+            make_environment(type("Own", (Plain,), parts)())
 
 
 def test_numbers_of_a_wider_kind_keep_the_dtype_of_the_reset():
@@ -191,16 +184,13 @@ def test_wrappers_of_gymnax_change_observations_and_states():
     assert sticky.step(KEY, state, 2, sticky.params).state.last_action == 0, "the first action sticks"
 
 
-@pytest.mark.parametrize(
-    "environment, message",
-    [
-        (lambda: TimesEnv(Times(cart_pole(), 2.0)), "would go round Times.CartPole-v1.; define reset and step"),
-        (OverridesStep, "OverridesStep overrides step, which is not called, .*override step_env"),
-    ],
-)
-def test_what_would_go_round_a_wrapper_is_refused(environment, message):
-    with pytest.raises(ConfigError, match=message):
-        make_environment(environment())
+def test_what_would_go_round_a_wrapper_is_refused():
+    for environment, message in (
+        (TimesEnv(Times(cart_pole(), 2.0)), "would go round Times.CartPole-v1.; define reset and step"),
+        (OverridesStep(), "OverridesStep overrides step, which is not called, .*override step_env"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            make_environment(environment)
 
 
 class OutOfBounds(Probe):
@@ -243,74 +233,56 @@ def test_a_baseline_without_a_place_for_early_ends_is_refused():
         jax.eval_shape(make_init(small_config("kernel_gae", OutOfBounds(), num_steps=8)), KEY, Hyperparams())
 
 
-@pytest.mark.parametrize(
-    "is_truncated, early",
-    [
+def own(**parts):
+    """A Plain environment, of which some parts are others."""
+    return type("Own", (Plain,), parts)()
+
+
+def terminating(ends):
+    """A step that terminates where the time and the limit say so."""
+
+    def step_env(self, key, state, action, params):
+        observation, state, reward, _, info = Plain.step_env(self, key, state, action, params)
+        return observation, state, reward, ends(state["time"], params.max_steps_in_episode), info
+
+    return step_env
+
+
+def test_it_is_found_whether_the_steps_alone_decide_a_truncation():
+    for is_truncated, early in (
         (lambda self, state, params: state["time"] >= params.max_steps_in_episode, False),
         (lambda self, state, params: 2 * state["time"] >= params.max_steps_in_episode, True),
         (lambda self, state, params: state["time"] >= 20, True),
         (lambda self, state, params: state["luck"] < 0.2, True),
         (lambda self, state, params: jnp.zeros((), bool), False),
-    ],
-)
-def test_it_is_found_whether_the_steps_alone_decide(is_truncated, early):
-    for on_host in (False, True):
-        parts = {"is_truncated": is_truncated, "on_host": on_host}
-        assert make_environment(type("Own", (Plain,), parts)()).truncates_early == early
+    ):
+        for on_host in (False, True):
+            assert make_environment(own(is_truncated=is_truncated, on_host=on_host)).truncates_early == early
 
 
-class BeforeVersion1(Probe):
-    """The template of gymnax before 1.0: a step is done at the time limit too."""
-
-    def is_terminated(self, state, params):
-        return super().is_terminated(state, params) | (state.time >= params.max_steps_in_episode)
+AT_LIMIT = terminating(lambda time, limit: time >= limit)  # the template of gymnax before 1.0
 
 
-class PythonLimit(BeforeVersion1):
-    """It needs the limit as a Python number."""
-
-    def is_terminated(self, state, params):
-        return state.time >= range(params.max_steps_in_episode)[-1] + 1
-
-
-class Finite(BeforeVersion1):
-    """The limit is part of the task."""
-
-    limit_terminates = True
-
-
-class ExactlyAsLong(Probe):
-    """Its episodes are as long as the limit allows, and terminate there."""
-
-    @property
-    def default_params(self):
-        return super().default_params.replace(lifetime=3)
-
-
-class Limited(Probe):
-    """The limit is used, but not for terminations."""
-
-    def step_env(self, key, state, action, params):
-        observation, *rest = super().step_env(key, state, action, params)
-        return observation / params.max_steps_in_episode, *rest
-
-
-@pytest.mark.parametrize("make", [BeforeVersion1, PythonLimit])
-def test_termination_at_the_limit_is_told_once(make):
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("default")
-        for num_envs in (4, 8):
-            small_config("ppo", make(), num_envs=num_envs)
-    (message,) = [str(warning.message) for warning in caught if "time limit" in str(warning.message)]
-    assert "step_env of " in message and "terminates at the time limit" in message
-    assert "leave 'time >= params.max_steps_in_episode' out of its terminated" in message
-    assert "'limit_terminates = True'" in message
+def test_termination_at_the_limit_is_told_once():
+    as_number = terminating(lambda time, limit: time >= range(limit)[-1] + 1)
+    for environment in (own(step_env=AT_LIMIT), own(step_env=as_number)):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("default")
+            for num_envs in (4, 8):
+                small_config("ppo", environment, num_envs=num_envs)
+        (message,) = [str(warning.message) for warning in caught if "time limit" in str(warning.message)]
+        assert "step_env of 'Own' terminates at the time limit" in message
+        assert "leave 'time >= params.max_steps_in_episode' out of its terminated" in message
+        assert "'limit_terminates = True'" in message
 
 
 def test_no_other_environment_is_warned_about():
+    part_of_the_task = own(step_env=AT_LIMIT, limit_terminates=True)
+    as_long = own(step_env=terminating(lambda time, limit: time >= 3))
+    used_otherwise = own(step_env=terminating(lambda time, limit: (time >= 9) & (limit > 0)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for environment in (Echo(), Parts(), Questions(), Finite(), ExactlyAsLong(), Limited(), cart_pole()):
+        for environment in (Echo(), Parts(), Questions(), part_of_the_task, as_long, used_otherwise, cart_pole()):
             make_environment(environment)
             make_environment(environment, {"max_steps_in_episode": 1})
 
