@@ -1,7 +1,6 @@
 """One codec: environments get and show what is in their spaces, in rollouts, `act`, exports, stacks, on the host."""
 
 import gymnasium
-import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -209,9 +208,3 @@ def test_the_same_image_gives_the_same_values_wherever_its_channels_are():
     np.testing.assert_array_equal(
         stacked.codec.encode(jnp.tile(first.get_obs(state.environment), (3, 1, 1))), observation
     )
-
-
-def test_bits_are_those_of_gymnax_alone():
-    breakout = gymnax.make("Breakout-MinAtar")[0]
-    own = type("Own", (type(breakout),), {})()
-    assert [make_environment(env).observation.dtype for env in (breakout, own)] == [jnp.int8, jnp.float32]

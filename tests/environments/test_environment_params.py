@@ -64,9 +64,7 @@ def test_members_of_a_group_share_their_parameters_and_keep_them():
     params = group_parameters(probe, {"lifetime": LIFETIMES, "bonus": 0.25}, 4, 3)
     assert params["lifetime"].tolist() == [1] * 3 + [2] * 3 + [3] * 3 + [99] * 3
     assert params["bonus"].tolist() == [0.25] * 12
-    assert {name: leaf.dtype for name, leaf in params.items()} == {
-        "lifetime": jnp.int32, "bonus": jnp.float32, "nan_below": jnp.float32
-    }  # fmt: skip
+    assert [params[name].dtype for name in ("lifetime", "bonus", "nan_below")] == [jnp.int32, jnp.float32, jnp.float32]
     simulator = Simulator(probe, known_policy, None)
     state = simulator.reset(params, jax.random.key(0), 12, group_size=3)
     again = fresh_groups(simulator, state, jax.random.key(1), 3)
@@ -104,13 +102,11 @@ def test_each_row_of_a_run_has_its_own_parameters():
 
 
 def test_parameters_may_differ_by_row_and_by_group():
-    with pytest.raises(ValueError, match="'lifetime' has 3 rows instead of 2"):
+    with pytest.raises(ConfigError, match="'lifetime' has 3 rows instead of 2"):
         row_parameters(probe, {"lifetime": jnp.array([1, 2, 3])}, 2)
     given = {"bonus": 2.0, "lifetime": jnp.array([1, 3]), "nan_below": jnp.array([[0.0, 1.0], [2.0, 3.0]])}
     rows = row_parameters(probe, given, 2)
-    assert {name: value.tolist() for name, value in rows.items()} == {
-        "bonus": [2.0, 2.0], "lifetime": [1, 3], "nan_below": [[0.0, 1.0], [2.0, 3.0]]
-    }  # fmt: skip
+    assert [rows[name].tolist() for name in given] == [[2.0, 2.0], [1, 3], [[0.0, 1.0], [2.0, 3.0]]]
     acrobot = make_environment("Acrobot-v1")
     assert row_parameters(acrobot, {"available_torque": jnp.arange(3.0)}, 2)["available_torque"].shape == (2, 3)
 
@@ -162,25 +158,17 @@ def test_parameters_that_decide_shapes_or_branches_are_static():
     assert moved.observation.tolist() == [12.0] * 5
 
 
-def test_overrides_have_the_kind_of_their_defaults():
-    refused = {"lifetime": (1.5, "a whole number"), "twice": (0.5, "0 or 1"), "label": (1, "a text")}
-    refused |= {"scale": (np.inf, "a finite number"), "bonus": (np.nan, "a finite number")}
-    for name, (value, kind) in refused.items():
-        with pytest.raises(ConfigError, match=f"{name}={value!r} must be {kind}"):
-            make_environment(Sized(), {name: value})
+def test_an_override_may_be_its_default():
     assert make_environment(Sized(), {"twice": 0.0}).reset(jax.random.key(0), {"scale": 1.0})[1].tolist() == [0.0] * 3
-    assert make_environment(Sized(), {"endless": np.inf}).params["endless"] == np.inf, "as its default"
+    assert make_environment(Sized(), {"endless": np.inf}).params["endless"] == np.inf
 
 
-@pytest.mark.parametrize(
-    "env_params, message",
-    [
-        ({"lifetim": 2}, "no traced parameter 'lifetim': did you mean 'lifetime'"),
-        ({"max_steps_in_episode": 2}, r"the time limit.*are static: Config\(env_params=...\)"),
-        ({"lifetime": 1.5}, "'lifetime' is int32, but was given float32"),
-        ({"lifetime": jnp.ones(3, int)}, r"shape \(3,\); use \(\) for all groups, or \(8,\) with a value"),
-    ],
-)
-def test_errors_name_the_nearest_correct_value(env_params, message):
-    with pytest.raises(ValueError, match=message):
-        jax.eval_shape(lambda: make_init(config("ppo", num_steps=8))(jax.random.key(0), Hyperparams(), env_params))
+def test_errors_name_the_nearest_correct_value():
+    for name, value, message in (
+        ("lifetim", 2, "no traced parameter 'lifetim': did you mean 'lifetime'"),
+        ("max_steps_in_episode", 2, r"the time limit.*are static: Config\(env_params=...\)"),
+        ("lifetime", 1.5, "'lifetime' is int32, but was given float32"),
+        ("lifetime", jnp.ones(3, int), r"shape \(3,\); use \(\) for all groups, or \(8,\) with a value"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            make_init(config("ppo", num_steps=8))(jax.random.key(0), Hyperparams(), {name: value})

@@ -5,14 +5,18 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import struct
 from gymnax.environments import spaces
-from probes import Probe
+from probes import Probe, ProbeParams, difference, random_play
 
 from grpo_jax.environments import Discrete, make_environment
+from grpo_jax.environments.tokens import ACCURACY, make_task
+from grpo_jax.errors import ConfigError
 
 
 class Place(NamedTuple):
@@ -66,35 +70,59 @@ class Lost(Rooms):
         return spaces.Dict({"door": spaces.Discrete(5)})
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (("CartPole-v2",), "unknown environment 'CartPole-v2': did you mean 'CartPole-v1'"),
-        (("???",), "known: .*CartPole-v1"),
-        (("CartPole-v1", {"max_steps": 20}), "no parameter 'max_steps': did you mean 'max_steps_in_episode'"),
-        (("Acrobot-v1", {"available_torque": (1.0, 2.0)}), "available_torque has shape .3,., but was given"),
-        (("Acrobot-v1", {"available_torque": (1.0, 2.0, np.inf)}), "available_torque=.* must have finite numbers"),
-        (("CartPole-v1", {"max_steps_in_episode": 0}), "leaves no step"),
-        ((3,), "does not have gymnax's interface: it lacks default_params"),
-        ((Lost(),), r"observes an integer of unknown range\['place'\].room"),
-        (("no_such_module:Name",), "cannot import 'no_such_module'.*No module named"),
-        (("probes:Prob",), "'probes' has no 'Prob': did you mean 'Probe'"),
-        (("small:begin",), "cannot call .begin. without arguments.*config"),
-        (("MNISTBandit-bsuite",), "needs data that could not be downloaded"),
-    ],
-)
-def test_errors_name_the_nearest_correct_value(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        make_environment(*arguments)
+@struct.dataclass
+class KindsParams(ProbeParams):
+    twice: bool = True
+    label: str = "a label"
+    scale: float = 1.0
+
+
+class Kinds(Probe):
+    """Has a parameter of each kind."""
+
+    PARAMS = KindsParams()
+
+
+ONE_PROMPT = make_task("sort-2")._replace(draw=lambda key: jnp.zeros(2, int))
+SAME_NAMES = make_task("sort-2")._replace(rewards=(ACCURACY, ACCURACY))
+REFUSED = {
+    ("CartPole-v2",): "unknown environment 'CartPole-v2': did you mean 'CartPole-v1'",
+    ("???",): "known: .*CartPole-v1",
+    (3,): "does not have gymnax's interface: it lacks default_params",
+    (Lost(),): r"observes an integer of unknown range\['place'\].room",
+    ("no_such_module:Name",): "cannot import 'no_such_module'.*No module named",
+    ("probes:Prob",): "'probes' has no 'Prob': did you mean 'Probe'",
+    ("small:begin",): "cannot call .begin. without arguments.*config",
+    ("MNISTBandit-bsuite",): "needs data that could not be downloaded",
+    ("CartPole-v1", "max_steps", 20): "no parameter 'max_steps': did you mean 'max_steps_in_episode'",
+    ("CartPole-v1", "max_steps_in_episode", 0): "leaves no step",
+    ("Acrobot-v1", "available_torque", (1.0, 2.0)): "available_torque has shape .3,., but was given",
+    ("Acrobot-v1", "available_torque", (1.0, 2.0, np.inf)): "available_torque=.* must have finite numbers",
+    (Kinds(), "lifetime", 1.5): "lifetime=1.5 must be a whole number",
+    (Kinds(), "twice", 0.5): "twice=0.5 must be 0 or 1",
+    (Kinds(), "label", 1): "label=1 must be a text",
+    (Kinds(), "scale", np.inf): "scale=inf must be a finite number",
+    ("tokens:sortt-5",): "did you mean 'sort'",
+    ("tokens:sort-five",): "tokens:sort-5",
+    ("tokens:addition-9",): "use fewer digits",
+    ("tokens:calculator-4",): "up to 3 digits",
+    ("tokens:sort-5", "heldout", 1): "did you mean 'held_out'",
+    (ONE_PROMPT,): "always draws the same prompt",
+    (SAME_NAMES,): "differ in their names",
+}
+
+
+def test_errors_name_the_nearest_correct_value():
+    for (environment, *override), message in REFUSED.items():
+        with pytest.raises(ConfigError, match=message):
+            make_environment(environment, {override[0]: override[1]} if override else None)
 
 
 def test_observations_of_several_arrays_keep_their_structure():
     env = make_environment(Rooms())
     state, first = env.reset(jax.random.key(0), env.params)
     for observation in (first, env.step(jax.random.key(0), state, 0, env.params).observation):
-        assert jax.tree.map(lambda x: (x.shape, x.dtype), observation) == jax.tree.map(
-            lambda x: (x.shape, x.dtype), env.observation
-        )
+        assert jax.eval_shape(lambda: observation) == env.observation  # noqa: B023
     assert np.array_equal(first["door"], np.eye(5)[0]) and np.array_equal(first["place"].room, np.eye(7)[1])
     assert first["place"].at[0] == state.mark and first["place"].at[1].dtype == bool
 
@@ -123,3 +151,82 @@ assert pong.colors.ListedColormap(["red"]).N == 1 and "matplotlib.colors" in sys
 
 def test_importing_is_light_and_draws_when_asked():
     subprocess.run([sys.executable, "-c", ONE_MODULE], check=True, cwd=Path(__file__).parents[2])
+
+
+# --- the environments of gymnax ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name, dtype", [("CartPole-v1", jnp.float32), ("Breakout-MinAtar", jnp.int8)])
+def test_steps_and_resets_are_gymnax_s_bitwise(name, dtype):
+    """Also where bytes are observed."""
+    env, (original, params) = make_environment(name), gymnax.make(name)
+
+    @jax.jit
+    def play(key):
+        state, first = env.reset(key, env.params)
+        theirs, expected = original.reset_env(key, params)
+
+        def step(states, t):
+            key, action = jax.random.key(t), t % 3 // 2  # chosen to drop the pole
+            moved = env.step(key, states[0], action, env.params)
+            seen, state, reward, terminated, _ = original.step_env(key, states[1], action, params)
+            state = jax.tree.map(lambda new, old: jnp.asarray(new, jnp.result_type(old)), state, states[1])
+            ours = moved.observation, moved.reward, moved.terminated
+            return (moved.state, state), (ours, (seen, reward, terminated))
+
+        ends, both = jax.lax.scan(step, (state, jax.tree.map(jnp.asarray, expected)), jnp.arange(60))
+        return (ends[0], first, *both[0]), (ends[1], theirs, *both[1])
+
+    ours, expected = play(jax.random.key(3))
+    assert ours[1].dtype == dtype and ours[-1].any(), "an end"
+    jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(ours), jax.tree.leaves(expected))
+
+
+def test_overrides_are_cast_and_reach_the_physics():
+    """The command line parses every number as a float; the limit stays an integer."""
+    light, heavy = (make_environment("CartPole-v1", {"gravity": g, "max_steps_in_episode": 3.0}) for g in (1, 20.0))
+    assert light.max_steps == 3 and isinstance(light.max_steps, int)
+    state, _ = light.reset(jax.random.key(0), light.params)
+    speeds = [env.step(None, state, 0, env.params).state.theta_dot for env in (light, heavy)]
+    assert speeds[0] != speeds[1]
+
+
+LIMIT, NUM_ENVS, NUM_STEPS = 7, 4, 20
+NAMES = [name for name in gymnax.registered_envs if name != "MNISTBandit-bsuite"]  # which downloads its images
+LIGHT = {"Pendulum-v1", "Breakout-MinAtar", "UmbrellaChain-bsuite"}
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in LIGHT else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
+)
+def test_every_gymnax_environment_plays_by_name_and_is_truncated_at_its_limit_alone(name):
+    env = make_environment(name, {"max_steps_in_episode": LIMIT})
+    play = random_play(env, NUM_ENVS, NUM_STEPS)
+    played = before, after, trajectory = play(jax.random.key(1))
+    assert not difference(play(jax.random.key(1)), played), "the same key, the same episodes"
+    assert set(env.params) == set(vars(gymnax.make(name)[1])) - {"max_steps_in_episode"}, "every number is traced"
+
+    assert trajectory.observation.shape == (NUM_STEPS, NUM_ENVS, *env.observation.shape)
+    assert trajectory.observation.dtype == env.observation.dtype
+    # The rewards of UmbrellaChain and BernoulliBandit are integers in gymnax.
+    assert (trajectory.reward.dtype, trajectory.truncated.dtype) == (jnp.float32, bool)
+    assert trajectory.reward.shape == (NUM_STEPS, NUM_ENVS)
+    assert not any(leaf.weak_type for leaf in jax.tree.leaves(played))
+    assert np.isfinite(trajectory.observation).all() and np.isfinite(trajectory.reward).all()
+
+    at_limit = trajectory.episode_length == LIMIT
+    assert at_limit.any() or trajectory.terminated.any()
+    assert np.array_equal(trajectory.ended & ~trajectory.terminated, at_limit & ~trajectory.terminated)
+    assert (trajectory.episode_length <= LIMIT).all()
+    assert not (trajectory.terminated & trajectory.truncated).any(), "both at once is a termination"
+
+
+def test_deep_sea_terminates_where_its_limit_is_reached():
+    env = make_environment("DeepSea-bsuite")
+    state, _ = jax.jit(env.reset)(jax.random.key(0), env.params)
+    flags, step = [], jax.jit(env.step)
+    for t in range(8):
+        moved = step(jax.random.key(t), state, t % 2, env.params)
+        flags.append((bool(moved.terminated), bool(moved.truncated)))
+        state = moved.state
+    assert flags == [(False, False)] * 7 + [(True, False)]
