@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from probes import difference, random_play
+from probes import difference
 
 from grpo_jax import GRPO, PPO, Config, Hyperparams, forked, make_mesh, run
 from grpo_jax.environments import Discrete, HostEnvironment, make_environment
@@ -92,18 +92,6 @@ def test_episodes_are_those_of_gymnasium():
             else:
                 assert not moved.reward[t, i], "after its end nothing happens"
         assert ended
-
-
-def test_rollouts_truncate_at_the_limit_and_repeat_themselves():
-    env, _ = walk()
-    play = random_play(env, 3, 14)
-    before, after, trajectory = play(jax.random.key(0))
-    assert not difference(play(jax.random.key(0)), (before, after, trajectory))
-    at_limit = trajectory.episode_length == LIMIT
-    assert np.array_equal(trajectory.truncated, at_limit & ~trajectory.terminated)
-    assert trajectory.truncated.any() and trajectory.terminated.any()
-    reached = trajectory.terminated & (trajectory.reward == 1.0)
-    assert reached.any() and not trajectory.reward[~trajectory.terminated].any()
 
 
 def test_copies_of_a_state_have_futures_of_their_own(step):

@@ -1,26 +1,34 @@
 """Other suites, if they are installed: the same interface, the same guarantees; and tiny fakes, which always are."""
 
+import collections
+import subprocess
 import sys
 import types
-from typing import NamedTuple
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import struct
 from probes import difference, random_play
+from small import small_config
 
+from grpo_jax import Hyperparams, make_init, make_train_step
 from grpo_jax.environments import Discrete, make_environment
+from grpo_jax.environments.suites import NAMES, SUITES
 from grpo_jax.environments.suites.grids import one_hot_layers
 from grpo_jax.environments.suites.jumanji import Jumanji
 from grpo_jax.environments.suites.pgx import Pgx, random_legal
+from grpo_jax.environments.suites.physics import Playground, RigidBodies, in_float32
 from grpo_jax.errors import ConfigError
 
 LIMIT, NUM_ENVS, NUM_STEPS = 6, 3, 14
-NAMES = {
+PLAYED = {
     "brax:ant": (27,),
     "brax:inverted_pendulum": (4,),
     "craftax:Craftax-Classic-Symbolic-v1": (1345,),
+    "gymnasium:CartPole-v1": (4,),
     "jumanji:Game2048-v1": (4, 4, 18),
     "jumanji:Sudoku-very-easy-v0": (9, 9, 11),
     "navix:Navix-Dynamic-Obstacles-5x5-v0": (5, 5, 21),
@@ -41,12 +49,16 @@ def import_suite(name):
     pytest.importorskip(PACKAGES.get(suite, suite))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+def some_slow(names, fast):
+    """Those of suites that take long to import, or to compile, are slow."""
+    return [name if name.partition(":")[0] in fast else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("name", some_slow(PLAYED, ["gymnasium"]))
 def test_an_environment_plays_and_is_truncated_at_its_limit(name):
     import_suite(name)
     env = make_environment(name, {"max_steps_in_episode": LIMIT})
-    assert (env.name, env.observation.shape, env.max_steps) == (name, NAMES[name], LIMIT)
+    assert (env.name, env.observation.shape, env.max_steps) == (name, PLAYED[name], LIMIT)
     if name.startswith(("brax", "playground")):
         assert make_environment(name).max_steps == 1000 and {*env.action_space.low} == {-1.0}
 
@@ -65,13 +77,11 @@ def test_an_environment_plays_and_is_truncated_at_its_limit(name):
 def test_moves_of_2048_that_change_nothing_are_illegal():
     pytest.importorskip("pgx")
     env = make_environment("pgx:2048")
-    assert env.action_space == Discrete(4)
     state, _ = env.reset(jax.random.key(0), env.params)
-    mask = jax.jit(env.action_mask)
+    mask, step = jax.jit(env.action_mask), jax.jit(env.step)
     for t in range(20):
-        legal = mask(state, env.params)
-        assert legal.any()
-        moved = jax.jit(env.step)(jax.random.key(t), state, jnp.argmax(legal), env.params)
+        assert (legal := mask(state, env.params)).any() and legal.shape == (env.action_space.num_actions,) == (4,)
+        moved = step(jax.random.key(t), state, jnp.argmax(legal), env.params)
         assert moved.reward >= 0 and not moved.terminated
         state = moved.state
     assert make_environment("pgx:minatar-breakout").action_mask is None
@@ -105,9 +115,7 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [name if name[:3] in ("pgx", "cra") else pytest.param(name, marks=pytest.mark.slow) for name in MISTAKES]
-)
+@pytest.mark.parametrize("name", some_slow(MISTAKES, ["craftax", "pgx"]))
 def test_errors_name_the_nearest_environments(name):
     import_suite(name)
     with pytest.raises(ConfigError, match=MISTAKES[name]):
@@ -127,18 +135,12 @@ def test_a_suite_that_is_not_installed_is_named(monkeypatch):
 # --- single suites ----------------------------------------------------------------------------------------------------
 
 
-class Nim(NamedTuple):
-    """A state of a game: who takes the last of the stones wins; a move takes one or two."""
-
-    stones: jax.Array
-    current_player: jax.Array
-    observation: jax.Array
-    legal_action_mask: jax.Array
-    rewards: jax.Array
-    terminated: jax.Array
+Nim = collections.namedtuple("Nim", "stones current_player observation legal_action_mask rewards terminated")
 
 
 class NimGame:
+    """Who takes the last of the stones wins; a move takes one or two."""
+
     num_players, num_actions = 2, 2
 
     def state(self, stones, player, rewards=(0.0, 0.0)):
@@ -155,28 +157,20 @@ class NimGame:
         return self.state(stones, 1 - player, won)
 
 
-@pytest.fixture
-def nim(monkeypatch):
-    module = types.SimpleNamespace(available_envs=lambda: ["nim"], make=lambda name: NimGame())
-    monkeypatch.setitem(sys.modules, "pgx", module)
-
-
 def take_one(key, observation, action_mask):
     assert observation.shape == (2,) and action_mask.shape == (2,)
     return jnp.where(observation[1] == 1, 0, 1)  # one stone, if it sees the game as the opponent
 
 
-def test_the_opponent_replies_and_the_learner_is_paid(nim):
+def test_the_opponent_replies_and_the_learner_is_paid(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pgx", types.SimpleNamespace(make=lambda name: NimGame()))
     env = make_environment(Pgx("nim", against=take_one))
-    reset, step = jax.jit(lambda key: env.reset(key, {})), jax.jit(lambda s, a: env.step(jax.random.key(0), s, a, {}))
-    begins = set()
-    for seed in range(6):
-        state, observation = reset(jax.random.key(seed))
-        assert observation[1] == 0, "it is the learning player's turn"
-        begins.add(int(observation[0]))
-    assert begins == {5, 4}, "either player begins"
+    states, observed = jax.vmap(lambda key: env.reset(key, {}))(jax.random.split(jax.random.key(0), 6))
+    assert not observed[:, 1].any(), "it is the learning player's turn"
+    assert set(observed[:, 0].tolist()) == {5, 4}, "either player begins"
 
-    state = state.replace(inner=NimGame().state(5, 0), time=0)
+    step = jax.jit(lambda state, action: env.step(jax.random.key(0), state, action, {}))
+    state = jax.tree.map(lambda leaf: leaf[0], states).replace(inner=NimGame().state(5, 0), time=0)
     moved = step(state, 1)  # 5 - 2 - 1: one more move of two stones wins
     assert moved.observation.tolist() == [2, 0] and moved.reward == 0 and not moved.terminated
     won, lost = step(moved.state, 1), step(moved.state, 0)
@@ -248,3 +242,142 @@ def test_masks_of_the_parts_of_an_action_become_one_mask():
     joint = np.asarray(env.action_mask(state, None))
     for action in range(64):
         assert joint[action] == all(parts[i, a] for i, a in enumerate(np.unravel_index(action, (4, 4, 4))))
+
+
+# --- rigid bodies -----------------------------------------------------------------------------------------------------
+
+
+def test_physics_multiplies_in_float32_unless_told_otherwise():
+    product = in_float32(jnp.matmul)
+
+    def precision():
+        return jax.make_jaxpr(lambda x: product(x, x))(jnp.ones((2, 2))).eqns[0].params["precision"]
+
+    assert precision() == (jax.lax.Precision.HIGHEST,) * 2
+    with jax.default_matmul_precision("tensorfloat32"):
+        assert precision() == (jax.lax.Precision.HIGH,) * 2
+
+
+@pytest.mark.slow
+def test_brax_leaves_the_state_that_it_is_given_unchanged():
+    pytest.importorskip("brax")
+    env = make_environment("brax:ant")
+    state, _ = jax.eval_shape(env.reset, jax.random.key(0), env.params)
+    action = jnp.zeros(len(env.action_space.low))
+    after = jax.eval_shape(lambda state: env.step(jax.random.key(0), state, action, env.params).state, state)
+    assert after == state and "reward_survive" in state.inner.metrics  # which it writes a float for
+
+
+class Counter:
+    """A task of Playground that counts its steps in an observation of two arrays, and writes into its state."""
+
+    action_size = 2
+
+    def reset(self, key):
+        from mujoco_playground import State
+
+        return State(None, {"state": jnp.zeros(1), "privileged_state": jnp.zeros(2)}, *jnp.zeros(2), {}, {"count": 0})
+
+    def step(self, state, action):
+        state.info["count"] = state.info["count"] + 1
+        count = state.info["count"]
+        obs = {"state": jnp.full(1, count, float), "privileged_state": jnp.full(2, count, float)}
+        return state.replace(obs=obs, reward=count * jnp.sum(action), done=jnp.float32(count >= 6))
+
+
+@pytest.mark.slow  # the import
+def test_actions_are_repeated_and_observations_may_be_dicts(monkeypatch):
+    registry = pytest.importorskip("mujoco_playground").registry
+    settings = pytest.importorskip("ml_collections").ConfigDict({"episode_length": 7, "action_repeat": 2})
+    monkeypatch.setattr(registry, "get_default_config", lambda name: settings)
+    monkeypatch.setattr(registry, "load", lambda name, config_overrides: Counter())
+    env = make_environment(Playground("CartpoleBalance"))
+    assert env.max_steps == 4 and env.observation["privileged_state"].shape == (2,)
+    state, _ = env.reset(jax.random.key(0), env.params)
+    rewards, ends = [], []
+    for _ in range(3):
+        moved = env.step(jax.random.key(0), state, jnp.array([0.25, 0.25]), env.params)
+        state = moved.state
+        rewards.append(float(moved.reward))
+        ends.append(bool(moved.terminated))
+    assert rewards == [0.5 * (1 + 2), 0.5 * (3 + 4), 0.5 * (5 + 6)] and ends == [False, False, True]
+    assert moved.observation["state"] == 6 and state.time == 3
+
+
+def test_what_cannot_be_downloaded_is_an_error(monkeypatch):
+    monkeypatch.setitem(NAMES, "playground", lambda: ["Go1Getup"])
+    for error in (OSError(28, "a full disk"), subprocess.CalledProcessError(128, ["git", "clone"])):
+        monkeypatch.setitem(SUITES, "playground", mock.Mock(side_effect=error))
+        with pytest.raises(ConfigError, match="needs data that could not be downloaded: .*(disk|clone)"):
+            make_environment("playground:Go1Getup")
+
+
+# --- domain randomisation --------------------------------------------------------------------------------------------
+
+
+@struct.dataclass
+class Model:
+    gravity: jax.Array
+    masses: jax.Array
+    num_bodies: int = 2
+
+    def tree_replace(self, values):
+        return self.replace(**values)
+
+
+class Falling(RigidBodies):
+    """Two bodies that fall at the speed of the model's gravity; pays the mean height."""
+
+    name, model_field = "falling", "model"
+
+    def __init__(self):
+        super().__init__(types.SimpleNamespace(action_size=1, model=Model(jnp.float32(-1.0), jnp.ones(2))), 3)
+
+    def reset_env(self, key, params):
+        return jnp.zeros(2), jnp.zeros(3)
+
+    def is_truncated(self, state, params):
+        return state[2] >= params.max_steps_in_episode
+
+    def step_env(self, key, state, action, params):
+        state = state + jnp.append(self.inner.model.gravity * jnp.ones(2), 1.0)
+        return state[:2], state, jnp.mean(state[:2]), False, {}
+
+
+def test_each_group_falls_under_its_own_gravity():
+    fields = {"num_envs": 6, "group_size": 2, "env_params": {"gravity": None, "masses": 2.0}}
+    config = small_config("grpo", Falling(), **fields)
+    assert {name: value.tolist() for name, value in config.env.params.items()} == {"gravity": -1, "masses": [2, 2]}
+    init, step = jax.jit(make_init(config)), jax.jit(make_train_step(config))
+    for gravity in ([-1.0, -2.0, 3.0], [0.5, 0.5, 0.5]):
+        state = init(jax.random.key(0), Hyperparams(), {"gravity": jnp.array(gravity)})
+        state, metrics = step(state)  # heights after 1, 2 and 3 steps: gravity times 6 in all
+        np.testing.assert_allclose(metrics["episode/return_mean"], 6 * np.mean(gravity), rtol=1e-6)
+        assert metrics["group/zero_variance_fraction"] == 1
+    assert step._cache_size() == 1
+    assert make_environment(Falling()).params == {} and float(config.environment.inner.model.gravity) == -1.0
+
+
+def test_fields_that_a_model_does_not_have_are_errors():
+    for name, value, message in (
+        ("gravit", None, "has no real numbers 'gravit': did you mean 'gravity'"),
+        ("masses", [1.0, 2.0, 3.0], r"masses has shape \(2,\), but was given shape \(3,\)"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            make_environment(Falling(), {name: value})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name, mass", [("brax:inverted_pendulum", "link.inertia.mass"), ("playground:CartpoleBalance", "body_mass")]
+)
+def test_a_heavier_model_moves_less(name, mass):
+    import_suite(name)
+    plain, env = make_environment(name), make_environment(name, {mass: None})
+    state, start = env.reset(jax.random.key(0), env.params)
+    moved = jax.jit(
+        lambda scale: env.step(None, state, jnp.ones(1), {mass: scale * env.params[mass]}).observation - start
+    )
+    usual = plain.step(None, state, jnp.ones(1), {}).observation - start
+    np.testing.assert_allclose(moved(1.0), usual, atol=1e-6)
+    assert np.linalg.norm(moved(3.0)) < 0.8 * np.linalg.norm(usual)
