@@ -73,6 +73,8 @@ def overlong(completion_ids: Sequence[list], max_completion: Sequence[int], buff
       max_completion: the limit, in tokens, the same for all.
       buffer: width of the ramp, in tokens; None: a fifth of the limit, as in the paper.
     """
+    if buffer is not None and not buffer >= 0:
+        raise ConfigError(f"overlong has buffer={buffer}, the width of a ramp in tokens; use 0 or more, or None")
     width = max_completion[0] / 5 if buffer is None else buffer
     lengths = np.array([len(ids) for ids in completion_ids])
     return overlong_punishment(lengths, max_length=max_completion[0], buffer=width).tolist()
@@ -216,13 +218,12 @@ def _checked(name: str, values: Any, texts: list) -> list[Payments | None]:
 
 
 def _as_list(values: Any) -> list | None:
-    """The values of a list or an array `[N]`; None for anything else, also if it has an order or an index of its own.
-
-    A dict, a set and a text can be iterated over, but that gives no rewards.
-    """
-    is_array = getattr(values, "ndim", 0) == 1 and callable(getattr(values, "index", len))  # no series of pandas
-    is_list = isinstance(values, Sequence | ValuesView) and not isinstance(values, str | bytes | bytearray | memoryview)
-    return list(values) if is_array or is_list else None
+    """The values of a list or an array `[N]`; None for anything else: rewards are not the items of a set or a text."""
+    is_text = isinstance(values, str | bytes | bytearray | memoryview)
+    if is_text or not (isinstance(values, Sequence | ValuesView) or getattr(values, "ndim", 0) == 1):
+        return None
+    index = getattr(values, "index", None)  # a series of pandas may have another order than the completions
+    return list(values) if index is None or callable(index) or list(index) == list(range(len(values))) else None
 
 
 def _steps(pairs: Sequence[Any]) -> Payments:

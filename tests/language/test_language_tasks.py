@@ -208,8 +208,7 @@ def test_other_prompts_need_no_other_program(model):
 def test_time_goes_to_rollouts_rewards_and_updates(model, monkeypatch):
     task, clock, prompt = make_task(model), iter([0.0, 1.0, 3.0, 6.0, 10.0]), np.array([0])
     monkeypatch.setattr("grpo_jax.language.task.time.perf_counter", lambda: next(clock))
-    for _ in range(2):
-        task.tokens_of(prompt)
+    task.tokens_of(prompt), task.tokens_of(prompt)
     task.score_in_callback(prompt, np.array([[5, END, -1, -1]]))
     task.times.begin(None)
     assert task.times.take() == {"rollouts": 3.0, "rewards": 3.0, "updates": 4.0}

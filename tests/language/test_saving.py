@@ -58,8 +58,7 @@ def save_anew(folder, architecture, params):
 
 
 def test_adapters_are_merged_when_a_model_is_saved(model, trained, tmp_path):
-    architecture, params = trained
-    _, merged = merge_lora(architecture, params)
+    (architecture, params), (_, merged) = trained, merge_lora(*trained)
     assert not are_equal(merged, load_params(model.folder))
     critic = {"value": {"kernel": np.ones((16, 1)), "bias": np.zeros(1)}}
     for given in (params, {"actor_critic": params["actor"] | critic}):
