@@ -97,9 +97,6 @@ def make_distribution(space: ActionSpace, action_distribution: str | Callable = 
     raise ConfigError(f"unknown action space {space}; use Discrete, MultiDiscrete or Box")
 
 
-# --- discrete actions: a logit of -inf gives its action probability 0 ---
-
-
 def _inverse_cdf(logits: jax.Array, uniform: jax.Array) -> jax.Array:
     """Inverse transform sampling: logits `[..., A]` and uniform draws `[...]` to actions `[...]`.
 
@@ -179,8 +176,6 @@ def multi_categorical(num_actions: tuple[int, ...]) -> Distribution:
         kl=lambda logits, other: sum(map(_kl, split(logits), split(other))),
     )
 
-
-# --- real actions ---
 
 LOG_STD_RANGE = (-5.0, 2.0)
 """Log standard deviations are clamped to this range: below it float32 no longer resolves the differences between

@@ -113,17 +113,11 @@ def test_free_parameters_are_trained_with_the_network():
 IS_FIRST = np.array([[1, 0, 0, 0, 0, 0, 0], [0, 0, 1, 0, 1, 1, 0], [1, 0, 0, 0, 0, 0, 1]], bool).T
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"shape": IMAGE} | GRU,
-        {"recurrent": "mingru", "layer_norm": True, "shared_critic": True},
-        pytest.param({"shape": IMAGE, "shared_critic": True}, marks=pytest.mark.slow),
-        pytest.param(GRU | {"shared_critic": True}, marks=pytest.mark.slow),
-    ],
-    ids=str,
-)
+SETTINGS = [{}, {"shape": IMAGE} | GRU, {"recurrent": "mingru", "layer_norm": True, "shared_critic": True}]
+SLOW = [{"shape": IMAGE, "shared_critic": True}, GRU | {"shared_critic": True}]
+
+
+@pytest.mark.parametrize("settings", [*SETTINGS, *(pytest.param(s, marks=pytest.mark.slow) for s in SLOW)], ids=str)
 def test_a_sequence_is_its_steps(settings):
     policy = make(**settings)
     params = policy.init(jax.random.key(0))
@@ -175,10 +169,7 @@ def test_recurrent_layers_follow_their_formulas(name):
     np.testing.assert_allclose(after, h, atol=1e-5)
 
 
-# --- observations ----------------------------------------------------------------------------------------------------
-
-
-def test_images_get_a_convolution_and_others_are_flattened():
+def test_images_get_a_convolution_and_others_are_flattened_and_joined_with_it():
     cases = {(): None, (7,): None, (1, 1): None, (2, 9): None, (10, 5): 24, (10, 10, 4): 64, (3, 3, 2, 2): 1}
     for shape, features in (cases | {(30, 40, 3): 140}).items():
         observation = jax.ShapeDtypeStruct(shape, jnp.uint8)
@@ -192,20 +183,17 @@ def test_images_get_a_convolution_and_others_are_flattened():
     flags = make((2, 2, 2), jnp.bool)
     logits, values = sequence(flags, flags.init(KEY), jnp.ones((3, 2, 2, 2, 2), bool))
     assert (logits.shape, logits.dtype, values.shape) == ((3, 2, 3), jnp.float32, (3, 2))
+    parts = {"image": jax.ShapeDtypeStruct(IMAGE, jnp.int8), "goal": jax.ShapeDtypeStruct((3,), jnp.float32)}
+    convolved = 4 * 3 * 5
+    for network, sizes in {CNN((16,), **CONV): convolved + 3, MLP((16,)): 6 * 5 * 2 + 3}.items():
+        layers = jax.eval_shape(network(parts, categorical(3), True).init, jax.random.key(0))["critic"]
+        assert layers["Dense_0"]["kernel"].shape == (sizes, 16)
 
 
 def test_arrays_are_joined_in_the_order_of_their_keys():
     parts = {"b": jnp.arange(6, dtype=jnp.int8).reshape(1, 2, 3), "a": (jnp.full((1, 1), 7.5), jnp.array([True]))}
     np.testing.assert_array_equal(flatten_observation(parts, 1), [[7.5, 1, 0, 1, 2, 3, 4, 5]])
     assert flatten_observation({"a": parts["b"]}, 1) is parts["b"]
-
-
-def test_features_of_an_image_are_joined_with_vectors():
-    parts = {"image": jax.ShapeDtypeStruct(IMAGE, jnp.int8), "goal": jax.ShapeDtypeStruct((3,), jnp.float32)}
-    convolved = 4 * 3 * 5
-    for network, sizes in {CNN((16,), **CONV): convolved + 3, MLP((16,)): 6 * 5 * 2 + 3}.items():
-        layers = jax.eval_shape(network(parts, categorical(3), True).init, jax.random.key(0))["critic"]
-        assert layers["Dense_0"]["kernel"].shape == (sizes, 16)
 
 
 def test_an_actor_sees_its_part_and_the_critic_all():

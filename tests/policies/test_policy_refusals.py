@@ -9,18 +9,9 @@ from probes import check, copy_task
 from grpo_jax import Config, Sampling, generate
 from grpo_jax.environments.spaces import Box
 from grpo_jax.errors import ConfigError
-from grpo_jax.policies import (
-    CNN,
-    MLP,
-    Transformer,
-    add_lora,
-    categorical,
-    diagonal_gaussian,
-    make_distribution,
-    make_pure_policy,
-    make_token_policy,
-    merge_lora,
-)
+from grpo_jax.policies import CNN, MLP, Transformer, make_pure_policy, make_token_policy
+from grpo_jax.policies.distributions import categorical, diagonal_gaussian, make_distribution
+from grpo_jax.policies.transformer import add_lora, merge_lora
 
 INF = np.inf
 IMAGE = jax.ShapeDtypeStruct((6, 5, 2), jnp.int8)
