@@ -166,10 +166,3 @@ def test_equal_scores_give_exactly_zero(dtype):
 
     for estimate in estimates(np.full((2, 4), 0.1, dtype), np.ones((2, 4), bool)):
         np.testing.assert_array_equal(estimate, 0.0)
-
-
-@pytest.mark.parametrize("dtype", HALF)
-def test_gradients_have_the_type_of_what_they_are_of(dtype):
-    function, given = numbers("grpo_loss", dtype, scale=0.1)
-    gradient = jax.eval_shape(jax.grad(lambda log_prob: function(log_prob, *given[1:])[0]), given[0])
-    assert gradient.dtype == dtype

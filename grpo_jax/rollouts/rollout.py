@@ -326,8 +326,8 @@ class Simulator(NamedTuple):
             trajectory = with_values(self.policy, self.params, trajectory, state.policy_carry, self._num_passes)
         policy_carry = self.policy.sequence_carry(state.policy_carry)
         trajectory = trajectory._replace(carry=jax.tree.map(lambda leaf: leaf[None], policy_carry))
-        finals = carry.truncations, carry.state
-        trajectory = with_final_values(self.policy, self.params, trajectory, *finals, keep=self.keep_final)
+        finals = carry.truncations, carry.state, self.keep_final
+        trajectory = with_final_values(self.policy, self.params, trajectory, *finals)
         end = carry.state._replace(environment_params=state.environment_params)
         return add_outcome(self.environment, self.discount, auto_reset, end, trajectory)
 

@@ -62,9 +62,8 @@ def scheduled_optimizer(
 ) -> tuple[optax.GradientTransformation, jax.Array]:
     """The optimiser of an iteration and its learning rate, with `schedule="adaptive_kl"` that of the first iteration.
 
-    Raises:
-      ConfigError: as `make_optimizer` does, and for a learning rate that follows the KL with a warm-up, or with one
-        update in an iteration, whose KL is 0.
+    Raises ConfigError as `make_optimizer` does, and for a rate that follows the KL with a warm-up, or with one update
+    in an iteration, whose KL is 0.
     """
     rate = scheduled_rate(config.schedule, hyperparams, progress)
     optimizer = make_optimizer(config.optimizer, hyperparams, rate)

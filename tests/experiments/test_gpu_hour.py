@@ -2,13 +2,11 @@
 
 import importlib
 import json
-import subprocess
 
 import pytest
 
 from experiments import gpu_hour
 from experiments.harness.gpu_page import write_page
-from experiments.harness.published_speeds import SHAPES
 from grpo_jax.commands.harness.parsing import parse_flags
 
 MEASUREMENTS = {f"{piece}/{name}": each for piece, all_of in gpu_hour.PIECES.items() for name, each in all_of.items()}
@@ -21,28 +19,6 @@ def test_every_measurement_is_a_command_with_flags_that_exist():
             arguments = importlib.import_module(module).Arguments
             small, large = parse_flags(arguments, small), parse_flags(arguments, large)
             assert small.out == large.out and (small != large or not measurement.smaller), name
-
-
-def test_what_is_measured_is_not_measured_again_and_what_failed_is(tmp_path, monkeypatch, capsys):
-    """Each process is replaced by one that ends at once; that of the first shape fails until it may not."""
-    ran, broken = [], ["purejaxrl-cartpole"]
-
-    def run(words, **options):
-        name = next((each for each in SHAPES if any(f"shapes/{each}/" in word for word in words)), None)
-        ran.append(name)
-        if name in broken:
-            return subprocess.CompletedProcess(words, 1, "", "Traceback\nValueError: no such thing")
-        return subprocess.CompletedProcess(words, 0, "a device\n", "")
-
-    monkeypatch.setattr(gpu_hour.subprocess, "run", run)
-    arguments = gpu_hour.Arguments(pieces=("shapes",), out=tmp_path)
-    gpu_hour.main(arguments)
-    assert ran == [None, *SHAPES]
-    assert "failed: ValueError: no such thing" in capsys.readouterr().out
-    ran.clear()
-    broken.clear()
-    gpu_hour.main(arguments)
-    assert ran == [None, "purejaxrl-cartpole"]
 
 
 def test_the_page_has_a_whole_training_beside_the_published_one(tmp_path):

@@ -1,14 +1,11 @@
 """The scoreboard: when a task counts as solved, its lines and its table; no time is asserted."""
 
-import json
 import math
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from experiments import scoreboard
-from experiments.harness import cold_start
 from experiments.harness.cold_start import Task
 from experiments.scoreboard import Arguments
 from grpo_jax.errors import ConfigError
@@ -23,33 +20,6 @@ def test_a_task_is_solved_over_whole_episodes():
     assert task.iterations(early, 1) == 2, "the short episodes of an iteration are the first to end"
     assert task.iterations(early, 4) == 10 and task.iterations(early[:9], 4) is None
     assert task.iterations([NAN] * 8, 4) is None and task.iterations([-80.0], 4) is None
-
-
-def test_each_run_adds_its_lines_and_the_page_has_them_all(tmp_path, monkeypatch):
-    """Each process is replaced by one that ends at once; the n-th implementation takes 10 n seconds, 2 n warm."""
-    kinds, folders, others, steps = [], set(), subprocess.run, {"plain PPO": 81_920, "PPO": 40_960, "GRPO": math.inf}
-
-    def run(command, *, env=None, **options):
-        if env is None:
-            return others(command, **options)
-        name, task = command[3], Task(*json.loads(command[6]))
-        kinds.extend([name] * (name not in kinds))
-        folder = env["JAX_COMPILATION_CACHE_DIR"]
-        seconds = (2.0 if folder in folders else 10.0) * (1 + kinds.index(name))
-        folders.add(folder)
-        result = dict.fromkeys((*task.stages, *cold_start.PROGRAMS), seconds) | {"steps": steps[name]}
-        result |= {task.stages[-1]: math.inf} if steps[name] == math.inf else {}
-        return subprocess.CompletedProcess(command, 0, f"{json.dumps(result)}\n", "")
-
-    monkeypatch.setattr(cold_start.subprocess, "run", run)
-    scoreboard.main(Arguments(("Acrobot-v1",), ("plain PPO", "PPO", "GRPO"), 2, "beside | other work", tmp_path))
-    lines = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
-    assert [line["implementation"] for line in lines] == ["plain PPO", "PPO", "GRPO"]
-    assert lines[1]["seconds"] == {"empty": [20.0, 20.0], "warm": [4.0, 4.0]} and lines[1]["steps"] == [40_960] * 2
-    page = (tmp_path / "README.md").read_text()
-    assert page == f"{scoreboard.HEAD}\n{scoreboard.table(lines)}"
-    assert "| Acrobot-v1, -100 | PPO | 20.0 (2.00×) | 4.0 (2.00×) | 40,960 | 2 of 2 |" in page
-    assert "| GRPO | not reached | not reached | not reached | 0 of 2 |" in page and r"; beside \| other work |" in page
 
 
 def test_a_mistake_costs_nothing(tmp_path):

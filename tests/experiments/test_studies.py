@@ -20,7 +20,6 @@ from grpo_jax.runs.result import RunResult
 from grpo_jax.sweeps.runs import Run
 
 EXPERIMENTS = Path(experiments.__file__).parent
-RESULTS = EXPERIMENTS / "results"
 FEW = {"num_seeds": 2}
 ONE_SUITE = {"environments": ("Catch-bsuite",), "steps_factor": 0.05, **FEW}
 BRAX = {"task": "fast", "num_envs": 8, "num_steps": 8, "hidden_sizes": (8,), "iterations": 2, "repeats": 2}
@@ -121,26 +120,6 @@ def test_held_out_prompts_are_new():
 def question(row):
     """The last message or line of a prompt."""
     return row["messages"][-1]["content"] if "messages" in row else row["prompt"].splitlines()[-1]
-
-
-def test_rewards_of_a_pretrained_model():
-    def chats(*texts):
-        return [[{"role": "assistant", "content": text}] for text in texts]
-
-    assert pretrained_tasks.exact(chats(" positive\n", "Positive", "negative"), ["positive"] * 3) == [1.0, 0.0, 0.0]
-    texts = "The dog sees two cats.", "A dog. A cat sat there.", "the dog sees a cat.", "Dogs chase a bird now."
-    nouns = [["dog", "cat"]] * 4
-    assert pretrained_tasks.one_sentence(chats(*texts), nouns) == [1.0, 0.0, 0.0, 0.0]
-    assert pretrained_tasks.both_words(chats(*texts), nouns) == [1.0, 1.0, 1.0, 0.5]
-
-
-def test_the_seeds_of_a_pretrained_model_are_put_together(tmp_path):
-    """Of the results on the page."""
-    results = pretrained.read_all(RESULTS / "pretrained")
-    first, _, last = pretrained.merged(results["sentiment", "GRPO"])
-    assert first["iteration"] == 0 and len(last["rewards"]["exact"]) == 3
-    pretrained.show(results, tmp_path)
-    assert (tmp_path / "table.md").read_text() in (RESULTS / "pretrained" / "README.md").read_text()
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import pytest
 
 from experiments import gymnax_suite, suites
 from experiments.harness.suite_study import run_suite, write_comparison
-from grpo_jax import Hyperparams
 from grpo_jax.errors import ConfigError
 
 HEADER, CELLS, CATCH = gymnax_suite.HEADER, gymnax_suite.cells, "Catch-bsuite"
@@ -44,8 +43,3 @@ def test_what_cannot_run_is_found_before_anything_runs(tmp_path, capsys):
         (tmp_path / "summary.json").write_text(text)
         with pytest.raises(ConfigError, match=r"summary\.json .*give another --out"):
             suites.main(suites.Arguments(environments=(CATCH,), out=tmp_path))
-
-
-def test_an_environment_without_settings_has_the_default_budget(tmp_path):
-    plans = suites.plans(suites.Arguments(steps_factor=0.5, out=tmp_path), CATCH)
-    assert {plan.hyperparams.total_steps for plan in plans} == {0.5 * Hyperparams().total_steps}

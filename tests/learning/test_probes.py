@@ -79,15 +79,6 @@ def test_only_a_memory_recalls(algorithm, memory):
     assert (returns > 0.9).all() if memory != "none" else (abs(returns - 0.5) < 0.15).all()
 
 
-@pytest.mark.parametrize("memory", ["gru", "mingru", "none"])
-def test_only_a_memory_solves_the_memory_chain(memory):
-    limits = {"memory_length": 10, "max_steps_in_episode": 12}
-    network = MLP((32,), recurrent=memory, recurrent_size=32)
-    config = Config("MemoryChain-bsuite", "ppo", env_params=limits, num_steps=64, network=network, **SIZES)
-    returns = returns_after(config, 100, learning_rate=5e-3, entropy_coef=0.01)
-    assert (returns > 0.9).all() if memory != "none" else (abs(returns) < 0.3).all()
-
-
 def test_a_critic_that_sees_more_than_the_actor():
     network = MLP((32,), actor_observation=("position", "velocity"))
     config = Config(Parts(), "ppo", num_steps=16, network=network, **SIZES)

@@ -9,7 +9,7 @@ from small import minibatch_gradient
 
 from grpo_jax import Config, Hyperparams
 from grpo_jax.algorithms import GSPO, OPO, with_reference
-from grpo_jax.environments import group_parameters, make_environment, stack_frames
+from grpo_jax.environments import group_parameters, make_environment
 from grpo_jax.environments.spaces import Box
 from grpo_jax.errors import ConfigError
 from grpo_jax.objectives import episode_lengths, kl_penalized_reward
@@ -89,14 +89,6 @@ def test_no_gradient_or_metric_depends_on_forced_actions(name):
     assert any(leaf.any() for leaf in jax.tree.leaves(results[2]))
     assert batch.mask.sum() == 4 * 3 and not batch.weight[~batch.mask].any()
     assert (batch.advantage[~batch.mask] != 0).all()  # they flow on over these steps
-
-
-def test_frame_stacking_and_the_interface_of_gymnax_keep_forced_actions():
-    stacked, params = stack_frames(env, 2), env.params
-    state, _ = stacked.reset(jax.random.key(0), params)
-    for time, expected in ((0, -1), (1, 1)):
-        now = state._replace(environment=state.environment.replace(time=jnp.int32(time)))
-        assert stacked.forced_action(now, params) == env.forced_action(now.environment, params) == expected
 
 
 def test_what_an_environment_cannot_force_is_an_error():

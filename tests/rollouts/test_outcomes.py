@@ -10,7 +10,7 @@ from probes import FOREVER, Probe, bits, check, known_params, known_policy, stan
 from small import begin
 
 from grpo_jax import GRPO, PPO, Config, evaluate
-from grpo_jax.environments import make_environment, stack_frames
+from grpo_jax.environments import make_environment
 from grpo_jax.errors import ConfigError
 from grpo_jax.evaluation.episodes import record_episodes
 from grpo_jax.objectives import decoupled_normalized, outcome, reward_part_scores, reward_part_weights
@@ -137,21 +137,6 @@ def test_evaluated_and_recorded_episodes_have_the_outcome():
     assert returns.tolist() == [12.0] * 2
     (steps,) = record_episodes(config, state, jax.random.key(1))
     assert steps.returns[:, 0].tolist() == [0, 1, 2, 3, 12]
-
-
-def test_frame_stacking_and_the_interface_of_gymnax_keep_the_outcome():
-    class Paying(Probe):
-        def outcome(self, states, params):
-            return RewardParts(states.time[:, None], params.bonus[:, None])
-
-    def after_reset(env):
-        params = {name: jnp.asarray(value)[None] for name, value in env.params.items()}
-        states, _ = jax.vmap(env.reset)(jax.random.split(jax.random.key(0), 1), params)
-        return states, params, env.outcome(states, params)
-
-    states, params, stacked = after_reset(stack_frames(rewarded, 2))
-    assert bits(stacked) == bits(ages_and_marks(states.environment, params))
-    assert after_reset(make_environment(Paying(), {"bonus": 3}))[2].weights.tolist() == [[3.0]]
 
 
 def test_rollouts_that_continue_episodes_have_no_outcome():

@@ -164,14 +164,6 @@ def test_how_many_start_states_are_drawn_ahead_changes_nothing(long, num_draws):
     assert bits(traced_again(before, jax.random.key(2))) == bits(tuple(expected))
 
 
-def test_an_episode_ends_as_its_lifetime_or_the_limit_says(long):
-    _, _, trajectory = long
-    assert (trajectory.episode_length[trajectory.truncated] == 3).all()
-    assert (trajectory.episode_length <= 3).all()
-    at_limit = trajectory.terminated & (trajectory.episode_length == 3)
-    assert at_limit.any() and not (at_limit & trajectory.truncated).any(), "both at once is a termination"
-
-
 # --- one episode each ------------------------------------------------------------------------------------------------
 
 
@@ -198,16 +190,6 @@ def test_what_follows_the_end_is_masked_and_changes_nothing(one_episode):
         assert len({bits(observation)[0] for observation in trajectory.observation[length:, b]}) == 1
         assert np.array_equal(trajectory.observation[-1, b], after.observation[b])
     assert np.array_equal(trajectory.episode_return[-1], after.episode_return)
-
-
-def test_a_longer_rollout_adds_masked_steps_and_nothing_else(one_episode):
-    before, after, trajectory = one_episode
-    params = known_params((0.0, 0.0))
-    longer, steps = jax.device_get(play(params, before, jax.random.key(3), num_steps=9, auto_reset=False))
-    assert not steps.valid[6:].any() and not steps.reward[6:].any() and not steps.ended[6:].any()
-    # The first of many random numbers, as of keys, are the same however many follow: so are the episodes, to the bit.
-    assert bits(after._replace(policy_carry=())) == bits(longer._replace(policy_carry=()))
-    assert np.array_equal(trajectory.action, steps.action[:6])
 
 
 def test_in_each_block_other_actions_and_another_environment(monkeypatch):

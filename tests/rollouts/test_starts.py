@@ -9,7 +9,7 @@ from probes import bits, known_params, known_policy
 from grpo_jax import Config, Hyperparams
 from grpo_jax.algorithms import GRPO_RETURN_TO_GO
 from grpo_jax.environments import group_parameters, make_environment
-from grpo_jax.groups import CONTINUE, FRESH, Start, continue_episodes, copy_member, fresh_groups, keep_begin
+from grpo_jax.groups import Start, copy_member, keep_begin
 from grpo_jax.policies import MLP
 from grpo_jax.rollouts.collect import collect
 from grpo_jax.rollouts.rollout import Simulator
@@ -45,26 +45,12 @@ def test_members_start_bitwise_equal_and_groups_do_not(rollout):
     assert len({str(bits(member)) for member in members}) == NUM_GROUPS
 
 
-def test_a_group_starts_with_nothing_behind_it(rollout):
-    start, _ = rollout
-    for leaf in (start.episode_return, start.episode_length, start.policy_carry, start.environment.time):
-        assert leaf.shape == (NUM_GROUPS * GROUP_SIZE,) and not leaf.any()
-    assert np.array_equal(start.observation[:, 0], start.environment.x)
-
-
 def test_actions_differ_between_members(rollout):
     _, trajectory = rollout
     actions = trajectory.action.T.reshape(NUM_GROUPS, GROUP_SIZE, NUM_STEPS)
     for group in actions:
         assert len({member.tobytes() for member in np.asarray(group)}) == GROUP_SIZE
     assert np.array_equal(trajectory.observation[0], rollout[0].observation)
-
-
-def test_environments_that_continue_stay_where_they_are(rollout):
-    start, _ = rollout
-    assert continue_episodes(Simulator(env, known_policy, None), start, jax.random.key(0), 4) is start
-    assert (CONTINUE.auto_reset, FRESH.auto_reset) == (True, False)
-    assert (CONTINUE.begin, FRESH.begin) == (continue_episodes, fresh_groups)
 
 
 # --- a start of the user's own ---------------------------------------------------------------------------------------

@@ -60,19 +60,6 @@ def test_plans_agree(name):
         np.testing.assert_allclose(other, one, rtol=2e-4, atol=2e-5, err_msg=jax.tree_util.keystr(path))
 
 
-@pytest.mark.slow
-def test_types_of_a_plan_are_the_same_with_float64():
-    with jax.enable_x64(True):
-        shapes = []
-        for plan in (CPU, GPU):
-            config = Config(**SMALL | FIELDS["ppo"] | {"normalize_observations": False}, execution_plan=plan)
-            init, train_step = make_init(config), make_train_step(config)
-            shapes.append(
-                jax.eval_shape(lambda f=init, g=train_step: g(f(jax.random.key(0), Hyperparams(total_steps=1e6))))
-            )
-        assert shapes[0] == shapes[1]
-
-
 def test_a_plan_is_found_by_name_or_backend_and_checked():
     assert resolve_plan("gpu") == GPU
     assert resolve_plan("auto") == resolve_plan(jax.default_backend())

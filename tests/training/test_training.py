@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from probes import Probe, bits, counted
 
-from grpo_jax import Config, Hyperparams, make_init, make_train, make_train_step, run
+from grpo_jax import Config, make_train, make_train_step, run
 from grpo_jax.errors import ConfigError
 from grpo_jax.policies import MLP
 
@@ -87,26 +87,6 @@ def test_learning_rate_0_leaves_the_parameters_bitwise(small):
     assert np.array_equal(metrics["policy/ratio_max"], np.ones(10))
 
 
-@pytest.mark.slow
-def test_without_jit_it_computes_the_same():
-    sizes = {"num_envs": 2, "num_steps": 3, "num_epochs": 1, "num_minibatches": 1, "network": MLP((4,))}
-    config = Config(environment=Probe(), algorithm="ppo", env_params={"bonus": 1.0}, **sizes)
-    train_step, state = make_train_step(config), jax.jit(make_init(config))(jax.random.key(0), Hyperparams())
-    compiled, metrics = jax.jit(train_step)(state)
-    with jax.disable_jit():
-        plain, plain_metrics = train_step(state)
-    close((plain.params, plain.rollout, plain_metrics), (compiled.params, compiled.rollout, metrics), 1e-5)
-
-
-def test_episodes_of_ppo_go_on_and_those_of_grpo_start_anew(grpo, ppo):
-    assert (ppo.end.rollout.episode_length == ppo.end.rollout.environment.time).all()
-    assert ppo.metrics["episode/length_mean"].max() <= 12
-    lengths = ppo.metrics["episode/count"] * ppo.metrics["episode/length_mean"]
-    # No step is lost between rollouts: those in finished episodes and those under way are all that were made.
-    assert round(float(lengths.sum())) + ppo.end.rollout.episode_length.sum() == 10 * 8 * 16
-    assert (grpo.end.rollout.episode_length > 0).all()
-
-
 # --- run -------------------------------------------------------------------------------------------------------------
 
 KEYS = jax.random.split(jax.random.key(3), 3)
@@ -164,17 +144,6 @@ def test_a_stopped_row_stays_bitwise_whatever_the_others_do(grpo, driven):
     assert alone.metrics["environment/steps"].shape[0] < driven[0].metrics["environment/steps"].shape[0]
     first = [jax.tree.map(lambda leaf: leaf[0], result.states) for result in (driven[0], alone)]
     assert bits(first[0]) == bits(first[1])
-
-
-def test_progress_is_reported_in_order(driven):
-    result, chunks = driven
-    assert len(chunks) > 2
-    steps = np.concatenate([chunk.steps for chunk in chunks])
-    assert (np.diff(steps, axis=0) >= 0).all() and (np.diff(steps.sum(1)) > 0).sum() >= len(chunks) - 1
-    assert np.array_equal(steps, result.steps)
-    assert [chunk.iteration for chunk in chunks] == [sum(len(c.steps) for c in chunks[:i]) for i in range(len(chunks))]
-    for name, value in result.metrics.items():
-        assert np.array_equal(value, np.concatenate([chunk.metrics[name] for chunk in chunks]), equal_nan=True)
 
 
 def test_a_config_of_a_changed_environment_object_is_traced_again():

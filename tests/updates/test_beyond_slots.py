@@ -1,7 +1,6 @@
 """Beyond the slots: features and parameters in penalties, more numbers kept at each step, own metrics."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,7 @@ from small import minibatch_gradient
 
 from grpo_jax import GRPO, PPO, Config, Hyperparams, make_train_step
 from grpo_jax.errors import ConfigError
-from grpo_jax.objectives import group_centered, mean_over_steps, outcome, whiten, with_hyperparams
+from grpo_jax.objectives import group_centered, outcome, with_hyperparams
 from grpo_jax.policies import make_pure_policy
 from grpo_jax.rollouts.collect import collect
 from grpo_jax.rollouts.rollout import Simulator
@@ -115,51 +114,6 @@ def test_the_formula_of_an_outcome_may_be_tuned():
     expected = (scores - scores.mean(axis=1, keepdims=True)) ** 3
     assert expected.any()
     np.testing.assert_allclose(batch.advantage.reshape(3, 8)[0].reshape(2, 4), expected, rtol=1e-5)
-
-
-TUNED = {
-    "advantage": lambda trajectory, group_size, *, power: power * trajectory.reward,
-    "normalize": lambda advantage, mask, *, power: power * whiten(advantage, mask),
-    "ratio": lambda log_ratio, batch, *, power: power * log_ratio,
-    "surrogate": lambda log_ratio, advantage, *, power: power * log_ratio * advantage,
-    "penalties": lambda prediction, batch, *, power: power * prediction.entropy,
-    "reduce": lambda mask, *, power: power * mean_over_steps(mask),
-    "reward": lambda trajectory, kl, *, power: power * trajectory.reward,
-}
-
-
-def test_any_slot_may_be_tuned():
-    """Power is 3: with it as a constant, loss and gradient are the same. A rollout is the same whatever is tuned."""
-    _, state, trajectory, _ = rolled_out(environment=Probe(), env_params={"bonus": 1.0}, algorithm=GRPO)
-
-    def gradient(params, slot, function):
-        algorithm = GRPO._replace(**{slot: (function,) if slot == "penalties" else function})
-        config = Config(environment=Probe(), env_params={"bonus": 1.0}, algorithm=algorithm, **SMALL)
-        batch, _ = make_batch(config, config.policy, state, trajectory, state.hyperparams)
-        whole = batch, jnp.arange(batch.mask.shape[1]), state.hyperparams
-        return minibatch_gradient(config, config.policy, params, *whole)[::2]
-
-    @jax.jit
-    def gradients(params):
-        return {
-            slot: [gradient(params, slot, f) for f in (with_hyperparams(function, "power"), constant(slot, function))]
-            for slot, function in TUNED.items()
-        }
-
-    for slot, results in gradients(jax.tree.map(lambda leaf: leaf + 0.1, state.params)).items():
-        assert any(leaf.any() for leaf in jax.tree.leaves(results[0][1])), slot
-        close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7, err_msg=slot)
-        jax.tree.map(close, *results)
-
-
-def constant(slot, function):
-    """The function with the constant in place of the hyperparameter."""
-
-    def untuned(*arguments):
-        others = [argument for argument in arguments if not isinstance(argument, Hyperparams)]
-        return function(*others, power=3.0)
-
-    return untuned
 
 
 def rewarded(trajectory, batch, hyperparams):
