@@ -25,9 +25,9 @@ from grpo_jax.recording.metrics_file import read_metrics
 from grpo_jax.recording.metrics_logger import MetricsLogger
 from grpo_jax.recording.policy_saver import PolicySaver, RecentReturns
 from grpo_jax.recording.run_folder import (
+    CHECKPOINTS,
     Recording,
     StopSignal,
-    clean_up_on_error,
     deferred_signals,
     describe_run,
     prepare_folder,
@@ -117,14 +117,13 @@ def recorded_run(
     check_rows(hyperparams, keys)
     check_options(config, **{name: options.get(name) for name in ("params", "callback", "mesh")})
     spec, out = RunSpec(name_of(config.algorithm), config, hyperparams, keys, env_params), recording.out
-    with clean_up_on_error(out):
-        from_process_zero(lambda: prepare_folder(out, [spec], resume=recording.resume))
-        try:
-            result, _ = record(spec, recording, console=console, **options)
-        except StopSignal as stop:
-            if is_process_zero():
-                _log.warning("%s: saved in %s; resume it with Recording(..., resume=True)", stop.name, stop.folder)
-            raise
+    from_process_zero(lambda: prepare_folder(out, [spec], resume=recording.resume))
+    try:
+        result, _ = record(spec, recording, console=console, **options)
+    except StopSignal as stop:
+        if is_process_zero():
+            _log.warning("%s: saved in %s; resume it with Recording(..., resume=True)", stop.name, stop.folder)
+        raise
     if is_process_zero() and len(result.steps):
         plot_settings(ranked_settings(result, config.env.name), out / "learning_curves.png")
     return result
@@ -218,7 +217,7 @@ class Recorder:
     def _open_checkpoints(self, stack: contextlib.ExitStack) -> None:
         from grpo_jax.recording.checkpoint import Checkpoints  # only here, as orbax takes a second
 
-        folder = self.recording.out / "checkpoints" / self.spec.setting.folder
+        folder = self.recording.out / CHECKPOINTS / self.spec.setting.folder
         saver = Checkpoints(folder, describe_run(self.spec), given=self._checksums)
         self._checkpoints = stack.enter_context(saver)
 
@@ -289,8 +288,7 @@ class Recorder:
         if every is None:
             is_due = from_process_zero(lambda: time.monotonic() >= self._due_at)
         else:
-            saved_at = self._checkpoints.saved_at
-            is_due = saved_at < 0 or progress.iteration // every > saved_at // every
+            is_due = progress.iteration // every > max(self._checkpoints.saved_at, 0) // every
         if is_due or is_last:
             if self._policies is not None:
                 self._policies.save()  # first: a run that goes on from the checkpoint needs the best ones before it

@@ -5,7 +5,6 @@ import dataclasses
 import fcntl
 import importlib.util
 import os
-import shutil
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -25,12 +24,8 @@ from grpo_jax.runs.run_spec import RunSpec
 
 SUMMARY_FILE = "summary.json"
 CHECKPOINTS = "checkpoints"
-# What runs and commands write before the first iteration, and can write again; a warm start is not among it.
-_BEGUN = [".lock", METRICS_FILE, CHECKPOINTS, "policies", "programs", "tensorboard", "wandb"]
-_BEGUN += ["accuracy.json", "held_out.json", "samples.jsonl"]
-
-_locks: dict[Path, tuple[TextIO, set[Path]]] = {}
-"""Of each folder that this process has locked, the open file, and what was there before of the folder and `_BEGUN`."""
+_locks: dict[Path, TextIO] = {}
+"""Of each folder that this process has locked, the open file."""
 
 
 def describe_run(spec: RunSpec) -> dict[str, Any]:
@@ -101,16 +96,17 @@ def prepare_folder(directory: Path, specs: Sequence[RunSpec], *, resume: bool, s
     directory = Path(os.path.realpath(directory))
     checkpoints = directory / subfolder / CHECKPOINTS
     folders = {*os.listdir(checkpoints)} if os.path.isdir(checkpoints) else set()
+    is_saved = any(os.listdir(checkpoints / folder) for folder in folders if os.path.isdir(checkpoints / folder))
     files = (directory / name for name in (SUMMARY_FILE, METRICS_FILE))
     results = [file.name for file in files if os.path.exists(file) and file.stat().st_size]
-    if (results or folders) and not (folders and resume):
+    if (results or is_saved) and not (folders and resume):
         more = "; or go on with it (resume=True, --resume)" if folders else ": without checkpoints it cannot be resumed"
         raise FileExistsError(
             f"{directory} already holds a run ({[*results, CHECKPOINTS][0]}). Nothing was written. Choose another "
             f"folder (--out), or move the old one away{more}."
         )
     expected = {spec.setting.folder for spec in specs}
-    for folder in sorted(folders - expected):
+    for folder in sorted(folders - expected) if results or is_saved else ():
         raise ConfigError(
             f"{directory} holds the run {folder!r}, which is none of {', '.join(map(repr, sorted(expected)))}; to "
             "resume, use what it was started with, also rows_at_once, or choose another folder (--out) for a new run"
@@ -120,7 +116,6 @@ def prepare_folder(directory: Path, specs: Sequence[RunSpec], *, resume: bool, s
 
 
 def _lock(directory: Path) -> None:
-    before = {path for path in (directory, *(directory / name for name in _BEGUN)) if os.path.lexists(path)}
     try:
         directory.mkdir(parents=True, exist_ok=True)
         file = (directory / ".lock").open("a")
@@ -133,41 +128,7 @@ def _lock(directory: Path) -> None:
         raise FileExistsError(f"another process is writing to {directory}. Wait for it, or end it first.") from None
     except OSError:
         pass  # a file system without locks
-    _locks[directory] = file, before
-
-
-@contextlib.contextmanager
-def clean_up_on_error(directory: Path = Path("/")) -> Iterator[None]:
-    """If the block fails before an iteration is recorded, removes what runs began in locked folders in `directory`.
-
-    Files with other names stay. A SystemExit is not a failure: a run that a signal ended is saved.
-    """
-    try:
-        yield
-    except SystemExit:
-        raise
-    except BaseException:
-        for path in [path for path in _locks if path.is_relative_to(os.path.realpath(directory))]:
-            if _has_iterations(path):
-                continue
-            file, before = _locks.pop(path)
-            for part in {path / name for name in _BEGUN} - before | {path / ".lock"}:
-                shutil.rmtree(part, ignore_errors=True) if part.is_dir() else part.unlink(missing_ok=True)
-            if path not in before:
-                with contextlib.suppress(OSError):  # it is not empty
-                    path.rmdir()
-            file.close()
-        raise
-
-
-def describe_locked() -> str:
-    """One line on which folders of this process hold iterations; empty if that is none."""
-    return "; ".join(f"{path} keeps what was written" for path in _locks if _has_iterations(path))
-
-
-def _has_iterations(path: Path) -> bool:
-    files = path / METRICS_FILE, path / "programs" / METRICS_FILE
-    return any(file.is_file() and file.stat().st_size for file in files)
+    _locks[directory] = file
 
 
 class StopSignal(SystemExit):

@@ -18,7 +18,7 @@ from grpo_jax.devices.mesh import make_row_mesh, make_rows_function
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.files import write_json
 from grpo_jax.recording.recorder import record
-from grpo_jax.recording.run_folder import SUMMARY_FILE, Recording, StopSignal, clean_up_on_error, prepare_folder
+from grpo_jax.recording.run_folder import SUMMARY_FILE, Recording, StopSignal, prepare_folder
 from grpo_jax.runs.evaluations import Evaluate
 from grpo_jax.runs.processes import from_process_zero, is_process_zero
 from grpo_jax.runs.programs import kept_programs
@@ -70,10 +70,8 @@ class Study:
         self.plans, self.out, self.console, self.runs = plans, recording.out, console, []
         self._recording, self._evaluate, self._score, self.mesh = recording, evaluate, score, mesh
         self._compilation_cache, self._subfolder = compilation_cache, PROGRAMS if programs else ""
-        with clean_up_on_error(self.out):
-            from_process_zero(
-                lambda: prepare_folder(self.out, trained, resume=recording.resume, subfolder=self._subfolder)
-            )
+        options = {"resume": recording.resume, "subfolder": self._subfolder}
+        from_process_zero(lambda: prepare_folder(self.out, trained, **options))
         if not is_process_zero():  # the files of the other processes are not kept
             self._temporary = tempfile.TemporaryDirectory()
             self.out = Path(self._temporary.name)
@@ -87,16 +85,15 @@ class Study:
         started, core_started = time.perf_counter(), time.process_time()
         group = self._recording.wandb_group or (self.out.resolve().name if self._subfolder else None)
         try:
-            with clean_up_on_error(self.out):
-                result, warnings = record(
-                    plan,
-                    dataclasses.replace(self._recording, out=self.out / self._subfolder, wandb_group=group),
-                    evaluate=self._evaluate,
-                    console=self.console,
-                    mesh=self.mesh,
-                    compilation_cache=self._compilation_cache,
-                    **options,
-                )
+            result, warnings = record(
+                plan,
+                dataclasses.replace(self._recording, out=self.out / self._subfolder, wandb_group=group),
+                evaluate=self._evaluate,
+                console=self.console,
+                mesh=self.mesh,
+                compilation_cache=self._compilation_cache,
+                **options,
+            )
         except StopSignal as stop:
             stop.folder = self.out
             raise

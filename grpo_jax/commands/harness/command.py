@@ -19,7 +19,7 @@ from rich.console import Console
 from grpo_jax.commands.harness.parsing import invocation, peek
 from grpo_jax.devices.mesh import ENVS, MODEL, ROWS
 from grpo_jax.errors import ConfigError
-from grpo_jax.recording.run_folder import StopSignal, clean_up_on_error, describe_locked
+from grpo_jax.recording.run_folder import StopSignal
 from grpo_jax.runs.processes import is_process_zero
 from grpo_jax.runs.run_spec import hardware, versions
 
@@ -52,8 +52,7 @@ def command(main: Callable[[], None]) -> None:
             stream.reconfigure(errors="backslashreplace")
     try:
         join_processes()
-        with clean_up_on_error():
-            main()
+        main()
     except StopSignal as stop:
         if is_process_zero():
             can_resume = any(stop.folder.glob("**/checkpoints"))
@@ -74,12 +73,10 @@ def command(main: Callable[[], None]) -> None:
     except OSError as error:
         if error.errno not in DISK_ERRORS and error.filename is None:
             raise
-        kept = describe_locked()
-        print(f"error: {error}" + (f". What was not written yet is lost; {kept}" if kept else ""), file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        kept = describe_locked()
-        print("interrupted" + (f": {kept}" if kept else ""), file=sys.stderr)
+        print("interrupted", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
 
 
