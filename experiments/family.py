@@ -73,7 +73,10 @@ def plot_family(runs: list[Run], path: Path) -> None:
         f"{CART_POLE}: IQM of {len(runs[0].final_returns)} seeds, 95% interval; grey: {runs[0].setting}; "
         "number: mean final return"
     )
-    curves = [learning_curve(run.result.steps, run.returns, run.counts) for run in runs]
+    curves = [
+        learning_curve(run.result.steps, run.returns, np.nan_to_num(run.result.metrics["episode/count"]))
+        for run in runs
+    ]
     with panels(path, len(runs), size=(2.6, 2.0), title=title, sharex=True, sharey=True) as (figure, axes):
         for run, curve, axis in zip(runs, curves, axes, strict=True):
             axis.plot(curves[0].steps, curves[0].mean, color="0.75", zorder=1)

@@ -149,8 +149,8 @@ def main(arguments: Arguments, flags: Sequence[str]) -> None:
             target=arguments.target,
             learning_rate=4e-3,
             batch_size=64,
-            report=lambda shares, updates: console.print(f"{updates.max()} updates on demonstrations: {shares}"),
         )
+        console.print(f"{learnt.updates.max()} updates on demonstrations: {learnt.accuracy}")
         for seed, folder in enumerate(starts):
             save_trained(folder, task.model, jax.tree.map(lambda leaf, seed=seed: leaf[seed], learnt.params))
     lm.train(training, task, starts, lm.make_plans(training, task))

@@ -154,7 +154,9 @@ def summarise_environment(runs: list[Run]) -> dict:
 
 
 def summarise_run(run: Run) -> dict:
-    curve = learning_curve(run.result.steps, run.returns, run.counts, num_points=50)
+    curve = learning_curve(
+        run.result.steps, run.returns, np.nan_to_num(run.result.metrics["episode/count"]), num_points=50
+    )
     times = {name: getattr(run, name) for name in ("wall_seconds", "core_seconds", "steps_per_second")}
     return {
         "algorithm": name_of(run.config.algorithm),

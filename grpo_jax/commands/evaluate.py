@@ -44,10 +44,10 @@ def main(arguments: Arguments) -> None:
     returns, lengths = (np.concatenate(parts, axis=1) for parts in zip(*batches, strict=True))
     seconds = time.perf_counter() - started
     console.print(table(policies, returns, lengths))
-    kind = "greedy" if arguments.greedy else "sampled"
+    kind, word = "greedy" if arguments.greedy else "sampled", policies.settings.word
+    word = word.removesuffix("s") if len(policies) == 1 else word
     console.print(
-        f"{policies.config.env.name}: {num_episodes} {kind} episodes of each of {len(policies)} "
-        f"{policies.settings.word}, "
+        f"{policies.config.env.name}: {num_episodes} {kind} episodes of each of {len(policies)} {word}, "
         f"{lengths.sum() / seconds:,.0f} steps/s",
         soft_wrap=True,
     )

@@ -39,7 +39,7 @@ def learn_demonstrations(
       demonstrations: prompts with a field `completion`, the text to learn.
       keys: `[R]`, one for the initial weights and all randomness of each row.
       batch_size: demonstrations in each gradient step.
-      options: `target`, `learning_rate`, `max_updates` and `report`: see `imitate`.
+      options: `target`, `learning_rate` and `max_updates`: see `imitate`.
 
     Raises:
       ConfigError: the demonstrations have no completions, or one is longer than `max_completion`.

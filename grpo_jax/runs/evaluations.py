@@ -1,7 +1,6 @@
 """Evaluations while training, and criteria that stop a run because of them."""
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -86,11 +85,8 @@ def make_evaluation(
     key = "returns", num_episodes, mesh
     returns_of_rows = kept_with(config, key, lambda: make_rows_function(mean_returns, mesh))
 
-    @functools.partial(jax.vmap, in_axes=(0, None))
-    def evaluation_key(key, iteration):
-        return jax.random.fold_in(jax.random.fold_in(key, _STREAM), iteration)
-
-    return lambda states, iteration: returns_of_rows(states, evaluation_key(keys, iteration))
+    fold_in = jax.vmap(jax.random.fold_in, in_axes=(0, None))
+    return lambda states, iteration: returns_of_rows(states, fold_in(fold_in(keys, _STREAM), iteration))
 
 
 def reached_return(threshold: float, *, greedy: bool = False) -> Callable[[Evaluations], np.ndarray]:

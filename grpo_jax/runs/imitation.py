@@ -68,7 +68,6 @@ def imitate(
     target: float,
     learning_rate: float = 2e-3,
     max_updates: int = 20_000,
-    report: Callable[[np.ndarray, np.ndarray], None] | None = None,
 ) -> WarmStart:
     """Minimises a loss by Adam for each key, until an accuracy reaches the target.
 
@@ -82,7 +81,6 @@ def imitate(
       target: fraction of correct samples, in (0, 1]; checked every `UPDATES_PER_CHUNK` updates.
       learning_rate: Adam's step size, positive.
       max_updates: a row stops after this many, even below the target.
-      report: called on the host after each check with accuracies and numbers of updates so far, each `[R]`.
     """
     if not (0 < target <= 1 and 0 < learning_rate < math.inf):
         wrong = f"target={target} must be a fraction of right answers, such as 0.5"
@@ -111,15 +109,13 @@ def imitate(
         key, key_answer = jax.random.split(learner.key)
         return learner._replace(key=key, accuracy=accuracy(learner.params, key_answer))
 
-    def where_unfinished(learner: _Learner) -> _Learner:
+    def learn_on(learner: _Learner) -> _Learner:
         return jax.lax.cond(unfinished(learner), learn, lambda learner: learner, learner)
 
     learners = jax.jit(jax.vmap(start))(keys)
-    chunk = jax.jit(over_rows(where_unfinished, make_row_mesh(len(keys))), donate_argnums=0)
+    chunk = jax.jit(over_rows(learn_on, make_row_mesh(len(keys))), donate_argnums=0)
     while unfinished(learners).any():
         learners = chunk(learners)
-        if report is not None:
-            report(np.asarray(learners.accuracy), np.asarray(learners.updates))
     return WarmStart(*jax.device_get((learners.params, learners.accuracy, learners.updates)))
 
 

@@ -12,8 +12,6 @@ from grpo_jax.errors import ConfigError
 
 T = TypeVar("T")
 
-_PIECE = 2**28  # bytes sent at once; each device holds some copies of them meanwhile
-
 
 def is_process_zero() -> bool:
     """Whether this is process 0, the only one that reads, writes and prints."""
@@ -58,8 +56,4 @@ def _broadcast(message: bytes) -> bytes:
     """The message of process 0, in every process."""
     sent = np.frombuffer(message, np.uint8)
     size = int(broadcast_one_to_all(np.array([len(sent)], np.uint64).view(np.uint8)).view(np.uint64)[0])
-    pieces = []
-    for begin in range(0, size, _PIECE):
-        piece = sent[begin : begin + _PIECE] if is_process_zero() else np.zeros(min(_PIECE, size - begin), np.uint8)
-        pieces.append(broadcast_one_to_all(piece).tobytes())
-    return b"".join(pieces)
+    return broadcast_one_to_all(sent if is_process_zero() else np.zeros(size, np.uint8)).tobytes()

@@ -59,13 +59,8 @@ def bytes_needed(program: jax.stages.Compiled | None) -> int:
 
 
 def device_memory() -> int:
-    """Bytes of an accelerator's memory, or of a CPU device's share of the host's memory; 0 if unknown."""
-    stats = jax.local_devices()[0].memory_stats() or {}
-    if "bytes_limit" in stats:
-        return stats["bytes_limit"]
-    names = ("SC_PAGE_SIZE", "SC_PHYS_PAGES")
-    is_known = hasattr(os, "sysconf") and all(name in os.sysconf_names for name in names)
-    return os.sysconf(names[0]) * os.sysconf(names[1]) // jax.local_device_count() if is_known else 0
+    """Bytes of an accelerator's memory; 0 if unknown, as of a CPU."""
+    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 0)
 
 
 @contextlib.contextmanager
@@ -81,7 +76,8 @@ def explain_out_of_memory(num_rows: int, needed: Callable[[], int]) -> Iterator[
 
 def advice(num_rows: int, needed: int) -> str:
     """What to lower; where the memory that is needed is known, also how many rows would fit."""
-    text = f"not enough memory for {num_rows} rows (seeds × hyperparameters) at once"
+    rows = "1 row" if num_rows == 1 else f"{num_rows} rows"
+    text = f"not enough memory for {rows} (seeds × hyperparameters) at once"
     if needed and (available := device_memory()):
         fit = min(num_rows - 1, int(0.9 * available / needed * num_rows))
         text += f": they need {needed / 2**30:.1f} GiB of {available / 2**30:.1f} GiB; "

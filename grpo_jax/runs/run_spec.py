@@ -3,6 +3,7 @@
 Rows that differ only in their key are seeds of one setting.
 """
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import os
@@ -169,14 +170,11 @@ class RunSpec(NamedTuple):
 
 def versions() -> dict[str, str]:
     """The versions of Python and of the packages that a result depends on."""
-
-    def version(name: str) -> str:
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            return "not installed"
-
-    return {"python": platform.python_version()} | {name: version(name) for name in PACKAGES}
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 def hardware() -> str:

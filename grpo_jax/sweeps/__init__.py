@@ -1,8 +1,7 @@
 """Sweeps: every setting with the same seeds, in few programs; a ranking, curves, pictures and policies of settings."""
 
 from grpo_jax.sweeps.pictures import plot
-from grpo_jax.sweeps.result import SweepResult
-from grpo_jax.sweeps.runs import Run
+from grpo_jax.sweeps.runs import Run, SweepResult
 from grpo_jax.sweeps.sweep import sweep
 
 __all__ = ["Run", "SweepResult", "plot", "sweep"]

@@ -11,7 +11,7 @@ from grpo_jax.recording.files import as_path
 from grpo_jax.recording.statistics import describe_seeds
 from grpo_jax.runs.result import RunResult
 from grpo_jax.runs.run_spec import NAME, Setting, format_value
-from grpo_jax.sweeps.result import SweepResult
+from grpo_jax.sweeps.runs import SweepResult
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

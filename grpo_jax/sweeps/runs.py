@@ -1,17 +1,21 @@
-"""Finished runs, with their final returns."""
+"""Finished runs, with their final returns; a sweep of them, ranked by their means over seeds."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import Literal, NamedTuple
 
 import jax
 import numpy as np
 
 from grpo_jax.algorithms import name_of
 from grpo_jax.config import Config
+from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.evaluation.episodes import evaluate
 from grpo_jax.hyperparams import Hyperparams
-from grpo_jax.recording import bootstrap_interval, iqm
+from grpo_jax.recording import TrainedPolicy, bootstrap_interval, iqm, load
 from grpo_jax.recording.config_file import config_fields
+from grpo_jax.recording.statistics import describe_seeds
 from grpo_jax.runs.result import RunResult, columns_of
 from grpo_jax.runs.run_spec import Setting, Value
 from grpo_jax.types import TrainState
@@ -81,14 +85,77 @@ class Run(NamedTuple):
         return self.result.metrics["episode/return_mean"]
 
     @property
-    def counts(self) -> np.ndarray:
-        """`[num_iterations, num_seeds]` training episodes that ended."""
-        return np.nan_to_num(self.result.metrics["episode/count"])
-
-    @property
     def steps_per_second(self) -> float:
         """Environment steps of all seeds per second of training, without compilation."""
         return float(self.result.steps[-1].sum()) / self.result.train_seconds
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class SweepResult:
+    """What `sweep` returns; `print` shows the ranking.
+
+    Attributes:
+      out: the folder.
+      settings: a `Run` of each, in the order of the grid.
+    """
+
+    out: Path
+    settings: list[Run]
+
+    @property
+    def ranking(self) -> list[Run]:
+        """The settings by their interquartile mean of the final return, the best first; NaN comes last."""
+        return sorted(self.settings, key=lambda setting: -np.nan_to_num(setting.mean, nan=-np.inf))
+
+    @property
+    def environment(self) -> str:
+        """The environment's name."""
+        return self.settings[0].environment
+
+    @property
+    def num_seeds(self) -> int:
+        """Of each setting."""
+        return len(self.settings[0].final_returns)
+
+    @property
+    def by_setting(self) -> dict[Setting, RunResult]:
+        """The result of each setting, whose columns are its seeds."""
+        return {run.setting: run.result for run in self.settings}
+
+    curves, to_dataframe = RunResult.curves, RunResult.to_dataframe  # which read `by_setting`
+
+    def load(
+        self,
+        setting: Mapping[str, Value] | str | None = None,
+        *,
+        seed: int | Literal["all", "best"] = "all",
+        which: Literal["final", "best"] = "final",
+    ) -> TrainedPolicy:
+        """The trained policies of the best setting by its mean, a row for each seed; or of one seed.
+
+        Args:
+          setting: the values of another one, or its label.
+          seed: the number of a seed; "best" is the one with the highest score, a lucky one.
+          which: see `grpo_jax.load`.
+
+        Raises:
+          ConfigError: there is no such setting or seed, or the setting's policies were not kept: those of the best ten
+            are.
+        """
+        ranking = self.ranking
+        found = next((each for each in ranking if setting in (None, each.label, each.values)), None)
+        if found is None:
+            labels = [each.label for each in ranking]
+            raise ConfigError(f"the sweep has no setting {setting!r}: {nearest(str(setting), labels)}")
+        return load(self.out, found.label, row=seed, which=which, config=found.config)
+
+    def __repr__(self) -> str:
+        lines = [f"{self.environment}, final return: {describe_seeds(self.num_seeds)}"]
+        width = max(len(setting.label) for setting in self.settings)
+        for rank, setting in enumerate(self.ranking, start=1):
+            low, high = setting.interval
+            lines.append(f"{rank:>3}  {setting.label:<{width}}  {setting.mean:.4g} [{low:.4g}, {high:.4g}]")
+        return "\n".join([*lines, f"in {self.out}"])
 
 
 class Score(NamedTuple):

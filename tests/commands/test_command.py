@@ -73,9 +73,6 @@ def test_devices_wait_for_each_other_for_more_than_40_seconds(given, monkeypatch
         flags = os.environ["XLA_FLAGS"].split()
         assert flags[1] == "--xla_cpu_collective_call_terminate_timeout_seconds=86400" and flags[2:] == given.split()
     assert provenance()["settings"].get("XLA_FLAGS", "") == given
-
-
-def test_a_file_of_flags_of_xla_is_kept(monkeypatch):
-    monkeypatch.setenv("XLA_FLAGS", "flags.txt")
+    monkeypatch.setenv("XLA_FLAGS", "flags.txt")  # a file of flags is kept
     command(lambda: None)
     assert os.environ["XLA_FLAGS"] == "flags.txt"

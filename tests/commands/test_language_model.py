@@ -94,33 +94,7 @@ def test_a_model_is_trained_and_saved(folder):
     before, after = (np.mean(points[i]["rewards"]["digits"]) for i in (0, -1))
     assert before < 0.25 and after > 0.5
     assert set(points[0]["pass_at_k"]) == {"1", "2", "4", "8"}
-    assert load_model(folder / "out" / "model").tokenizer.encode("1 +") == load_model("tiny").tokenizer.encode("1 +")
     assert has_learnt()
-
-
-@pytest.mark.slow
-def test_only_the_most_probable_tokens_of_a_large_vocabulary_are_sampled(folder, monkeypatch):
-    monkeypatch.setattr(lm, "SMALL_VOCABULARY", 100)
-    make_model("tiny", context=512)
-    train("--reward my_rewards:digits --num-iterations 2 --top-k 1 --num-microbatches 2 --out out")
-    lines = written("metrics.jsonl")
-    assert [line["policy/entropy"] for line in lines] == [[0.0], [0.0]]
-
-
-@pytest.mark.slow
-def test_a_schedule_ends_with_the_last_iteration(folder, capsys):
-    """Of completions of at most 200 tokens, half of which end before."""
-    make_model("tiny", context=512)
-    ends = "--max-completion 200 --num-prompts 2 --group-size 2 --num-samples 2 --temperature 100"
-    train(f"--reward my_rewards:digits --num-iterations 10 {ends} --schedule linear --learning-rate 1e-3 --out out")
-    lines = written("metrics.jsonl")
-    assert lines[-1]["environment_steps"][0] < 0.9 * 10 * 4 * 200
-    rates = [line["optim/learning_rate"][0] for line in lines]
-    np.testing.assert_allclose(rates, 1e-3 * (1 - np.arange(10) / 10), rtol=1e-5)
-    printed = capsys.readouterr().out
-    assert "90%, iteration 9, " in printed and "; 100.0% of num_iterations used" in printed
-    (run,) = written("summary.json")["runs"]
-    assert run["ended_by"] == ["num_iterations"] and run["budget_used"] == [1.0]
 
 
 @pytest.mark.slow
@@ -167,8 +141,7 @@ def test_a_lora_run_keeps_adapters_and_goes_on_bitwise_from_the_same_model(folde
     name = "adapter/adapter_model.safetensors"
     assert (folder / "cut" / name).read_bytes() == (folder / "whole" / name).read_bytes()
     assert any((tensor != 0).any() for key, tensor in load_file(folder / "whole" / name).items() if "lora_B" in key)
-    names = {path.name for path in (folder / "whole").iterdir()}
-    assert "adapter" in names and not names & {"model", "policies"}
+    assert not (folder / "whole" / "model").exists()
 
 
 @pytest.mark.slow
@@ -185,16 +158,8 @@ def test_what_one_watches(folder, capsys):
         np.testing.assert_allclose(parts, line["episode/return_mean"][0], rtol=1e-5)
         assert 0 < line["episode/cut_fraction"][0] <= 1 and line["reward/digits_std"][0] > 0
     samples = written("samples.jsonl")
-    points = written("held_out.json")
     assert [sample["iteration"] for sample in samples] == [0, 0, 2, 2]
-    assert [point["iteration"] for point in points] == [0, 2]
-    texts = [text for sample in samples for text in [*sample["sampled"], sample["greedy"]]]
-    assert all("7" not in text[:-1] for text in texts)
-    for point in points:
-        rewards = [each["rewards"]["digits"][:-1] for each in samples if each["iteration"] == point["iteration"]]
-        np.testing.assert_allclose(np.mean(rewards), point["rewards"]["digits"][0], rtol=1e-5)
-    seconds = [set(point["seconds"].values()) for point in points]
-    assert seconds[0] == {0.0} and min(seconds[1]) > 0
+    assert all("7" not in text[:-1] for sample in samples for text in [*sample["sampled"], sample["greedy"]])
     printed = capsys.readouterr().out
     assert "tokens a seed" in printed and "Training since the last measurement: rollouts " in printed
     assert printed.index("Reading prompts from") < printed.index("Loading the weights") < printed.index("compiling")

@@ -49,24 +49,15 @@ def test_runs_are_read_with_what_is_missing_and_still_being_written(folders):
     assert labels == ["one", "two: ppo", "two: rloo on a, b"]
 
 
-def test_folders_of_one_name_get_different_labels(tmp_path):
-    folders = [tmp_path / part for part in ("monday/grpo", "tuesday/grpo", "tuesday/ppo")]
-    for folder in folders:
-        folder.parent.mkdir(exist_ok=True)
-        write_run(folder, returns=[[0.0], [0.5], [0.6]])
-    labels = [run.label for run in plot.read_all(tuple(folders), "loss/policy")]
-    assert labels == ["monday/grpo", "tuesday/grpo", "tuesday/ppo"]
-
-
 def test_a_path_with_brackets_is_printed_as_it_is(tmp_path, capsys, monkeypatch):
-    write_run(tmp_path / "[red]a", returns=[[0.0], [0.5], [0.6]])
-    write_run(tmp_path / "b", returns=[[0.0], [0.5], [0.6]], label="[/]")
+    """Folders of one name have that of the folder above in their labels."""
     monkeypatch.chdir(tmp_path)
-    plot.main(plot.Arguments(runs=(Path("[red]a"), Path("b")), out=Path("[bold]:smile:")))
+    for folder in ("[red]a/grpo", "b/grpo"):
+        Path(folder).parent.mkdir()
+        write_run(Path(folder), returns=[[0.0], [0.5], [0.6]])
+    plot.main(plot.Arguments(runs=(Path("[red]a/grpo"), Path("b/grpo")), out=Path("[bold]:smile:")))
     printed = capsys.readouterr().out
-    assert "Results in [bold]:smile:: comparison.png" in printed and "[red]a" in printed
-    plot.main(plot.Arguments(runs=(Path("b"),)))
-    assert "[/]" in capsys.readouterr().out
+    assert "Results in [bold]:smile:: comparison.png" in printed and "[red]a/grpo" in printed and "b/grpo" in printed
 
 
 def test_evaluations_are_compared_only_with_evaluations(folders):

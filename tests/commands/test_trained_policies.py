@@ -39,21 +39,6 @@ def folder(tmp_path_factory):
     return directory
 
 
-@pytest.mark.slow
-def test_episodes_of_all_rows_are_evaluated(folder, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(evaluate, "EPISODES_AT_ONCE", 8)
-    out = tmp_path / "new" / "evaluation.json"
-    evaluate.main(
-        evaluate.Arguments(folder, num_episodes=10, out=out, env_params=("max_steps_in_episode=7", "gravity=1"))
-    )
-    assert "run on CartPole-v1" in (printed := capsys.readouterr().out) and "IQM" in printed
-    written = json.loads(out.read_text())
-    assert np.shape(written["returns"]) == np.shape(written["lengths"]) == (2, 10)
-    assert written["returns"] == written["lengths"] and np.max(written["lengths"]) <= 7
-    assert written["return"]["per_seed"] == np.mean(written["returns"], axis=1).tolist()
-    assert written["env_params"] == {"max_steps_in_episode": 7, "gravity": 1}
-
-
 def test_episodes_of_settings_are_summarised_apart(tmp_path, capsys, monkeypatch):
     """Two seeds of one setting and one of another, whose episodes are given."""
     returns = np.array([[1.0, 3.0], [4.0, 4.0], [10.0, 20.0]])

@@ -120,15 +120,6 @@ def test_a_run_that_never_begins_is_evaluated():
     assert np.isfinite(result.evaluations.sampled).all() and result.used.tolist() == [0, 0, 0]
 
 
-@pytest.mark.slow
-def test_a_callback_may_let_a_stopped_run_go_on(plain):
-    seen = []
-    run(CONFIG, HYPERPARAMS, KEYS, chunk_length=2, callback=lambda *now: seen.append(stop_at(6)(*now)) or seen[-1])
-    stopped = seen[-1]._replace(stopped=np.ones(3, bool))
-    result = run(CONFIG, HYPERPARAMS, KEYS, chunk_length=2, resume_from=stopped, callback=stop_at(10))
-    assert len(result.steps) == 4 and bits(result.states) == bits(plain.states)
-
-
 def test_a_callback_knows_the_last_call_and_what_is_used():
     seen = []
     run(
@@ -136,14 +127,8 @@ def test_a_callback_knows_the_last_call_and_what_is_used():
         chunk_length=2,
         callback=lambda progress, chunk: seen.append((progress.ended.tolist(), progress.used.round(3).tolist())),
     )
-    assert seen == [
-        ([False, False, False], [0, 0, 0]),
-        ([False, False, False], [0.2, 0.286, 0.2]),
-        ([False, False, False], [0.4, 0.571, 0.4]),
-        ([False, False, False], [0.6, 0.857, 0.6]),
-        ([False, True, False], [0.8, 1, 0.8]),
-        ([True, True, True], [1, 1, 1]),
-    ]
+    assert [seen[i] for i in (0, 1)] == [([False] * 3, [0, 0, 0]), ([False] * 3, [0.2, 0.286, 0.2])]
+    assert seen[-2:] == [([False, True, False], [0.8, 1, 0.8]), ([True] * 3, [1, 1, 1])] and len(seen) == 6
 
 
 @pytest.mark.slow
@@ -217,17 +202,6 @@ def recorded(folder, evaluate, interrupt_at=None):
         return recorded_run(*given, evaluate=evaluate, console=False)
     with pytest.raises(StopSignal):
         recorded_run(*given, evaluate=evaluate, callback=callback, console=False)
-
-
-@pytest.mark.slow
-def test_a_run_is_resumed_with_and_without_evaluations(tmp_path):
-    every = Evaluate(4, episodes=6)
-    for folder, first, then, evaluated_at in (("added", None, every, [7, 9]), ("left_out", every, None, [3])):
-        recorded(tmp_path / folder, first, interrupt_at=6)
-        result = recorded(tmp_path / folder, then)
-        assert np.flatnonzero(np.isfinite(result.metrics[SAMPLED][:, 0])).tolist() == evaluated_at
-        (chunk,) = read_metrics(tmp_path / folder).values()
-        assert np.array_equal(chunk.metrics[SAMPLED], result.metrics[SAMPLED], equal_nan=True)
 
 
 @pytest.mark.slow

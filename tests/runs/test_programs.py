@@ -58,6 +58,15 @@ def test_the_users_settings_come_first(home):
     assert not cache_folder().exists()
 
 
+def test_each_type_of_cpu_has_a_folder_where_one_can_be_made(home, monkeypatch):
+    here = cache_folder()
+    monkeypatch.setattr(programs.platform, "machine", lambda: "another")
+    assert cache_folder() != here
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
+    with kept_programs():
+        assert jax.config.jax_compilation_cache_dir is None
+
+
 def test_a_program_that_calls_the_host_never_calls_the_function_of_another_process(home):
     """jax 0.10 does not keep such a program; jax 0.11 keeps it, and gives it the callback of who loads it."""
 
@@ -70,16 +79,3 @@ def test_a_program_that_calls_the_host_never_calls_the_function_of_another_proce
 
     with kept_programs():
         assert [first_result(1), first_result(2), first_result(1)] == [2, 3, 2]
-
-
-def test_without_a_folder_to_write_to_nothing_is_kept(home, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
-    with kept_programs():
-        assert jax.config.jax_compilation_cache_dir is None
-
-
-def test_each_type_of_cpu_has_a_folder_of_its_own(home, monkeypatch):
-    here = cache_folder()
-    assert cache_folder() == here
-    monkeypatch.setattr(programs.platform, "machine", lambda: "another")
-    assert cache_folder() != here

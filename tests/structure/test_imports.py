@@ -143,12 +143,3 @@ def test_no_host_callback_is_in_the_core():
         found = forbidden & {node.attr for node in nodes(name) if isinstance(node, ast.Attribute)}
         offenders += [f"{name} has {attribute}" for attribute in found]
     assert not offenders, "\n".join(offenders)
-
-
-def test_the_package_itself_has_no_logic():
-    """Its public names are in the stub beside it, one line each, as type checkers want them exported."""
-    body = ast.parse((PACKAGE / "__init__.py").read_text()).body
-    assert len(body) == 4, "a docstring, the import of lazy_loader, the version, and the names"
-    for node in ast.parse((PACKAGE / "__init__.pyi").read_text()).body[:-1]:
-        (alias,) = node.names
-        assert alias.name == alias.asname, ast.unparse(node)
