@@ -203,27 +203,24 @@ class OutOfBounds(Probe):
 def test_an_early_truncation_is_bootstrapped_from_its_true_final_observation(network):
     config = small_config("ppo", OutOfBounds(), num_envs=4, num_steps=24, network=network)
     env, params = config.env, config.policy.init(KEY)
-    assert env.truncates_early
     simulator = Simulator(env, config.policy, params)
 
     @jax.jit
     def play():
         start = simulator.reset(group_parameters(env, {}, 4, 1), KEY, 4)
-        _, trajectory = simulator.unroll(start, KEY, num_steps=24, auto_reset=True)
-        return trajectory
+        return simulator.unroll(start, KEY, num_steps=24, auto_reset=True)[1]
 
-    trajectory = jax.tree.map(np.asarray, play())
-    assert trajectory.truncated.sum(axis=0).max() > 24 // env.max_steps, "more often than the limit alone"
-    assert np.isfinite(trajectory.next_value).all()
-    goes_on = ~trajectory.ended[:-1]
-    np.testing.assert_allclose(trajectory.next_value[:-1][goes_on], trajectory.value[1:][goes_on], rtol=1e-5, atol=1e-6)
+    played = jax.tree.map(np.asarray, play())
+    assert played.truncated.sum(axis=0).max() > 24 // env.max_steps, "more often than the limit alone"
+    assert np.isfinite(played.next_value).all()
+    goes_on = ~played.ended[:-1]
+    np.testing.assert_allclose(played.next_value[:-1][goes_on], played.value[1:][goes_on], rtol=1e-5, atol=1e-6)
     if network.recurrent is None:
-        t, b = np.argwhere(trajectory.truncated)[0]
-        final = trajectory.observation[t, b] + np.array([1.0, 0.0], np.float32)  # the next age, and the same mark
+        t, b = np.argwhere(played.truncated)[0]
+        final = played.observation[t, b] + np.array([1.0, 0.0], np.float32)  # the next age, and the same mark
         value = config.policy.step(params, final[None], config.policy.initial_carry(params, 1))[1]
-        np.testing.assert_allclose(trajectory.next_value[t, b], value[0], rtol=1e-5)
-    state = jax.jit(make_init(config))(KEY, Hyperparams())
-    _, metrics = jax.jit(make_train_step(config))(state)
+        np.testing.assert_allclose(played.next_value[t, b], value[0], rtol=1e-5)
+    _, metrics = jax.jit(make_train_step(config))(jax.jit(make_init(config))(KEY, Hyperparams()))
     assert metrics["optim/skipped_updates"] == 0
 
 
@@ -294,10 +291,8 @@ class Unhashable(Plain):
 
 
 def test_an_environment_that_is_a_dataclass_with_arrays_trains_records_loads_and_acts(tmp_path):
-    config = small_config("ppo", Unhashable(), num_steps=8)
-    keys = jax.random.split(KEY, 1)
-    recorded_run(config, Hyperparams(total_steps=64), keys, tmp_path / "run", console=False, compilation_cache=False)
-    policy = grpo_jax.load(tmp_path / "run", config=small_config("ppo", Unhashable(), num_steps=8))
+    config, folder, keys = small_config("ppo", Unhashable(), num_steps=8), tmp_path / "run", jax.random.split(KEY, 1)
+    recorded_run(config, Hyperparams(total_steps=64), keys, folder, console=False, compilation_cache=False)
+    policy = grpo_jax.load(folder, config=small_config("ppo", Unhashable(), num_steps=8))
     assert policy.act(np.zeros(1)) in (0, 1)
-    returns = grpo_jax.evaluate(policy.config, policy.state(KEY), KEY, num_episodes=2).returns
-    assert returns.tolist() == [3, 3]
+    assert grpo_jax.evaluate(policy.config, policy.state(KEY), KEY, num_episodes=2).returns.tolist() == [3, 3]
