@@ -18,6 +18,7 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.observations import channels_first
 from grpo_jax.policies.normalization import Normalizer
 from grpo_jax.recording.trained_policy import TrainedPolicy
+from grpo_jax.types import by_path
 
 KEY = jax.random.key(0)
 
@@ -154,15 +155,13 @@ def test_what_loses_digits_alone_is_cast():
     assert (byte, byte.dtype, real.dtype) == (7, np.uint8, np.float32) and real.tolist() == [np.float32(1 / 3), np.inf]
 
 
-@pytest.mark.parametrize("wide", [True, False])
-def test_codecs_have_the_types_of_double_precision(wide):
-    with jax.enable_x64(wide):
-        env = make_environment(Taking(gym.Box(-1, 1, (2, 3), np.float64)))
-        assert env.codec.decode(jnp.zeros(6)).dtype == (jnp.float64 if wide else jnp.float32)
-        with jax.disable_jit():
-            state, observation = env.reset(KEY, env.params)
-            moved = env.step(KEY, state, jnp.ones(6), env.params)
-        assert moved.observation[0] == 6 and moved.reward.dtype == jnp.float32
+def test_codecs_have_the_types_of_double_precision():
+    for wide in (True, False):
+        with jax.enable_x64(wide), jax.disable_jit():
+            env = make_environment(Taking(gym.Box(-1, 1, (2, 3), np.float64)))
+            assert env.codec.decode(jnp.zeros(6)).dtype == (jnp.float64 if wide else jnp.float32)
+            moved = env.step(KEY, env.reset(KEY, env.params)[0], jnp.ones(6), env.params)
+            assert moved.observation[0] == 6 and moved.reward.dtype == jnp.float32
 
 
 # --- images with their channels first --------------------------------------------------------------------------------
@@ -181,14 +180,12 @@ IMAGES = {(4, 36, 40): 4, (1, 28, 28): 1, (4, 48, 40, 3): 12, (36, 40, 4): 4, (1
 """The channels of images of these shapes."""
 
 
-@pytest.mark.parametrize("shape", IMAGES)
-def test_a_convolution_reads_channels_where_they_are(shape):
-    for num_frames in (1, 2):
+@pytest.mark.parametrize("num_frames", [1, 2])
+def test_a_convolution_reads_channels_where_they_are(num_frames):
+    for shape, channels in IMAGES.items():
         config = Config(environment=Image(shape), algorithm="ppo", num_envs=4, num_steps=4, frame_stack=num_frames)
-        params = jax.eval_shape(config.policy.init, KEY)
-        leaves = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(params)}
-        sizes = {leaf.shape[0] for path, leaf in leaves.items() if "Conv_0']['kernel" in path}
-        assert sizes == {9 * num_frames * IMAGES[shape]}
+        params = by_path(jax.eval_shape(config.policy.init, KEY))
+        assert {x.shape[0] for path, x in params.items() if "Conv_0/kernel" in path} == {9 * num_frames * channels}
 
 
 def test_the_same_image_gives_the_same_values_wherever_its_channels_are():
@@ -197,14 +194,11 @@ def test_the_same_image_gives_the_same_values_wherever_its_channels_are():
     assert channels_first((4, 36, 40)) and not channels_first((36, 40, 4))
     one, other = (small_config("ppo", each, network="cnn") for each in (first, last))
     params, images = one.policy.init(KEY), jax.random.randint(KEY, (3, 4, 36, 40), 0, 255).astype(jnp.uint8)
-    outputs = [
-        config.policy.step(params, x, one.policy.initial_carry(params, 3))[:2]
-        for config, x in ((one, images), (other, jnp.moveaxis(images, 1, -1)))
-    ]
+    carry, turned = one.policy.initial_carry(params, 3), jnp.moveaxis(images, 1, -1)
+    outputs = one.policy.step(params, images, carry)[:2], other.policy.step(params, turned, carry)[:2]
     jax.tree.map(np.testing.assert_array_equal, *outputs)
     stacked = stack_frames(make_environment(first), 3)
     assert stacked.observation.shape == (36, 40, 12) and stacked.codec.given.shape == (12, 36, 40)
     state, observation = stacked.reset(KEY, stacked.params)
-    np.testing.assert_array_equal(
-        stacked.codec.encode(jnp.tile(first.get_obs(state.environment), (3, 1, 1))), observation
-    )
+    given = jnp.tile(first.get_obs(state.environment), (3, 1, 1))
+    np.testing.assert_array_equal(stacked.codec.encode(given), observation)

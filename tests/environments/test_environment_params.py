@@ -98,8 +98,7 @@ def test_parameters_may_differ_by_row_and_by_group():
 
 def test_the_callers_arrays_are_not_donated():
     lifetime = jnp.full(8, 2)
-    settings = config("ppo", num_steps=8)
-    state = jax.jit(make_init(settings))(jax.random.key(0), Hyperparams(), {"lifetime": lifetime})
+    state = jax.jit(make_init(config("ppo", num_steps=8)))(jax.random.key(0), Hyperparams(), {"lifetime": lifetime})
     jax.jit(lambda state: state, donate_argnums=0)(state)
     assert lifetime.tolist() == [2] * 8
 
@@ -115,9 +114,7 @@ class SizedParams(ProbeParams):
 
 
 class Sized(Probe):
-    @property
-    def default_params(self):
-        return SizedParams()
+    PARAMS = SizedParams()
 
     def reset_env(self, key, params):
         _, state = super().reset_env(key, params)
@@ -141,11 +138,8 @@ def test_parameters_that_decide_shapes_or_branches_are_static():
     state, _ = env.reset(jax.random.key(0), env.params)
     moved = jax.jit(env.step)(jax.random.key(0), state, 0, env.params | {"scale": jnp.float32(3.0)})
     assert moved.observation.tolist() == [12.0] * 5
-
-
-def test_an_override_may_be_its_default():
-    assert make_environment(Sized(), {"twice": 0.0}).reset(jax.random.key(0), {"scale": 1.0})[1].tolist() == [0.0] * 3
-    assert make_environment(Sized(), {"endless": np.inf}).params["endless"] == np.inf
+    assert make_environment(Sized(), {"twice": 0.0}).step(None, state, 0, env.params).observation.tolist() == [2.0] * 3
+    assert make_environment(Sized(), {"endless": np.inf}).params["endless"] == np.inf, "as its default"
 
 
 def test_errors_name_the_nearest_correct_value():
@@ -157,3 +151,8 @@ def test_errors_name_the_nearest_correct_value():
     ):
         with pytest.raises(ConfigError, match=message):
             make_init(config("ppo", num_steps=8))(jax.random.key(0), Hyperparams(), {name: value})
+    refused = {"lifetime": (1.5, "a whole number"), "twice": (0.5, "0 or 1"), "label": (1, "a text")}
+    refused |= {"scale": (np.inf, "a finite number"), "bonus": (np.nan, "a finite number")}
+    for name, (value, kind) in refused.items():
+        with pytest.raises(ConfigError, match=f"{name}={value!r} must be {kind}"):
+            make_environment(Sized(), {name: value})

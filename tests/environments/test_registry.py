@@ -10,9 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import struct
 from gymnax.environments import spaces
-from probes import Probe, ProbeParams, difference, random_play
+from probes import Probe, difference, random_play
 
 from grpo_jax.environments import Discrete, make_environment
 from grpo_jax.environments.tokens import ACCURACY, make_task
@@ -70,19 +69,6 @@ class Lost(Rooms):
         return spaces.Dict({"door": spaces.Discrete(5)})
 
 
-@struct.dataclass
-class KindsParams(ProbeParams):
-    twice: bool = True
-    label: str = "a label"
-    scale: float = 1.0
-
-
-class Kinds(Probe):
-    """Has a parameter of each kind."""
-
-    PARAMS = KindsParams()
-
-
 ONE_PROMPT = make_task("sort-2")._replace(draw=lambda key: jnp.zeros(2, int))
 SAME_NAMES = make_task("sort-2")._replace(rewards=(ACCURACY, ACCURACY))
 REFUSED = {
@@ -98,10 +84,6 @@ REFUSED = {
     ("CartPole-v1", "max_steps_in_episode", 0): "leaves no step",
     ("Acrobot-v1", "available_torque", (1.0, 2.0)): "available_torque has shape .3,., but was given",
     ("Acrobot-v1", "available_torque", (1.0, 2.0, np.inf)): "available_torque=.* must have finite numbers",
-    (Kinds(), "lifetime", 1.5): "lifetime=1.5 must be a whole number",
-    (Kinds(), "twice", 0.5): "twice=0.5 must be 0 or 1",
-    (Kinds(), "label", 1): "label=1 must be a text",
-    (Kinds(), "scale", np.inf): "scale=inf must be a finite number",
     ("tokens:sortt-5",): "did you mean 'sort'",
     ("tokens:sort-five",): "tokens:sort-5",
     ("tokens:addition-9",): "use fewer digits",
