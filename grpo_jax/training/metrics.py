@@ -60,9 +60,6 @@ def rollout_metrics(config: Config, trajectory: Trajectory, batch: Batch) -> Met
     return metrics
 
 
-_OF_THE_HOST = "setting/", "evaluation/"  # keys that the lines of metrics.jsonl have as well
-
-
 def own_metrics(
     config: Config, trajectory: Trajectory, batch: Batch, hyperparams: Hyperparams, others: Metrics
 ) -> Metrics:
@@ -80,7 +77,9 @@ def own_metrics(
         if not isinstance(given, Mapping):
             raise ConfigError(f'{what} gives {type(given).__name__}; return a dict such as {{"mine/name": scalar}}')
         for name, value in given.items():
-            if not isinstance(name, str) or "/" not in name or name.startswith(_OF_THE_HOST):
+            if (
+                not isinstance(name, str) or "/" not in name or name.startswith(("setting/", "evaluation/"))
+            ):  # the host's
                 raise ConfigError(f'{what} gives the name {name!r}; use a prefix of your own, such as "mine/name"')
             if name in others or name in metrics:
                 raise ConfigError(f'{what} gives {name!r}, but another metric has this name; use "mine/name"')

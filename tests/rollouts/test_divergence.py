@@ -1,7 +1,6 @@
 """Environments whose states become NaN: the step is discarded, what came before is right, and the run goes on."""
 
 import dataclasses
-import types
 
 import jax
 import jax.numpy as jnp
@@ -97,21 +96,6 @@ def test_training_goes_on_past_states_that_are_nan(algorithm):
     assert (metrics["advantage/abs_mean"] < 1e-6) == config.algorithm.start.grouped
     after, metrics = trained(dataclasses.replace(config, environment=Unguarded()))
     assert "environment/invalid_resets" not in metrics and np.isnan(after.rollout.observation).any()
-
-
-def test_a_diverged_member_does_not_move_its_group():
-    rewards = np.float32([[1.0, 2.0, 6.0, 50.0], [4.0, 4.0, 4.0, 9.0], [7.0] * 4]).reshape(1, -1)
-    diverged = np.array([[0, 0, 0, 1], [0, 0, 0, 1], [1] * 4], bool).reshape(1, -1)
-
-    @jax.jit
-    def compare(reward, diverged):
-        steps = types.SimpleNamespace(reward=reward, valid=reward > 0, diverged=diverged)
-        scores = objectives.episode_scores(steps, 4)
-        return scores, objectives.group_centered(scores)
-
-    scores, centred = map(np.asarray, compare(rewards, diverged))
-    assert scores.tolist() == [[1.0, 2.0, 6.0, 3.0], [4.0] * 4, [0.0] * 4]
-    np.testing.assert_allclose(centred[0], [-2, -1, 3, 0], atol=1e-6)
 
 
 def test_an_evaluated_episode_ends_at_its_last_finite_state():

@@ -107,29 +107,6 @@ def test_an_algorithm_sees_the_parts_of_the_steps_and_then_those_of_the_outcome(
     np.testing.assert_allclose(values, [[1, 0, 0], [1, 2, start.environment.mark[0]]])
 
 
-def test_the_host_is_called_once_for_the_rollouts_of_all_rows():
-    calls = []
-
-    def on_host(ages, marks):
-        calls.append(ages.shape)
-        return np.where(ages > 3, 10.0, 0.0).astype(np.float32)
-
-    def ages(states, params):
-        shape = jax.ShapeDtypeStruct(states.time.shape, jnp.float32)
-        values = jax.pure_callback(on_host, shape, states.time, states.mark, vmap_method="broadcast_all")[:, None]
-        return RewardParts(values, jnp.ones_like(values))
-
-    @jax.jit
-    @jax.vmap
-    def play(key):
-        start = standing(plain, known_policy, key, ages=[0, 3], lifetimes=[2, FOREVER])
-        simulator = Simulator(plain._replace(outcome=ages), known_policy, known_params((0.0, 0.0)))
-        return simulator.unroll(start, key, num_steps=4, auto_reset=False)[0].episode_return
-
-    assert play(jax.random.split(jax.random.key(0), 3)).tolist() == [[2.0, 14.0]] * 3
-    assert calls == [(3, 2)]
-
-
 def test_evaluated_and_recorded_episodes_have_the_outcome():
     config = Config(environment=rewarded, **SMALL)
     state = begin(config)

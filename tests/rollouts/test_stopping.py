@@ -70,11 +70,6 @@ def test_rows_stop_together():
     assert (early[0].policy_carry == 6).all()
 
 
-def test_rollouts_in_which_episodes_follow_each_other_have_all_steps():
-    rows = jnp.array([[1, 1, 1]])
-    assert bits(player(CPU, 0, True)(rows)) == bits(player(CPU, 1, True)(rows))
-
-
 @pytest.mark.parametrize(
     "plan",
     [dataclasses.replace(CPU, steps_per_check=1), pytest.param(GPU, marks=pytest.mark.slow)],

@@ -18,7 +18,7 @@ from grpo_jax.rollouts.collect import collect, kept_groups
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.training.train_step import initial_state
 from grpo_jax.types import Trajectory
-from grpo_jax.updates.batch import live_groups, make_batch
+from grpo_jax.updates.batch import make_batch
 
 CARTPOLE = {"environment": "CartPole-v1", "network": MLP((4,)), "num_epochs": 1, "num_minibatches": 1}
 ANCHORED_GRPO = GRPO_RETURN_TO_GO._replace(start=ANCHORED)
@@ -196,12 +196,6 @@ def test_groups_are_kept_by_how_much_their_members_differ():
     assert both.observation[0].tolist() == [4, 5, 6, 7, 12, 13, 14, 15]
     lost = kept([3e5 + 1 / 3] * 4 + [0, np.nan, 0, 9] + [1, 0, 1, 0] + [0, 4, 0, 4])
     assert lost.reward[0].tolist() == [0, 4, 0, 4, 1, 0, 1, 0], "neither what is not finite nor what is all the same"
-
-
-def test_live_groups_have_an_advantage_somewhere():
-    advantage = jnp.zeros((3, 6)).at[1, 2].set(1.0).at[2, 5].set(1.0)
-    mask = jnp.ones((3, 6), bool).at[2, 5].set(False)
-    assert live_groups(advantage, mask, 2).tolist() == [False, False, True, True, False, False]
 
 
 def test_without_a_live_group_the_parameters_stay_bitwise():

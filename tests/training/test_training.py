@@ -125,18 +125,6 @@ def test_rows_stop_by_themselves_and_within_their_budget(grpo, driven):
             assert np.isnan(value[stopped[0] :, 0]).all() and np.isfinite(value[: stopped[0], 0]).all(), name
 
 
-def test_a_row_is_the_train_step_again_and_again(grpo, driven):
-    result, _ = driven
-    step = jax.jit(make_train_step(grpo.config))
-    for row in (0, 1):
-        hyperparams = grpo.hyperparams.replace(total_steps=BUDGETS[row], max_episodes=MAX_EPISODES)
-        state = grpo.init(KEYS[row], hyperparams)
-        for iteration in range(int(result.states.iteration[row])):
-            state, metrics = step(state)
-            assert result.metrics["environment/steps"][iteration, row] == metrics["environment/steps"]
-        close(jax.tree.map(lambda leaf, row=row: leaf[row], result.states.params), state.params, 1e-6)
-
-
 def test_a_stopped_row_stays_bitwise_whatever_the_others_do(grpo, driven):
     """Nor do its bits depend on how many iterations are reported at once: two, and here one."""
     hyperparams = grpo.hyperparams.replace(total_steps=float(BUDGETS[0]), max_episodes=MAX_EPISODES)
