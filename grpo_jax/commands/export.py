@@ -17,7 +17,7 @@ from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.commands.harness.trained import PolicyArguments
 from grpo_jax.errors import ConfigError
 from grpo_jax.evaluation.episodes import choose_actions
-from grpo_jax.recording.files import check_place, new_files, write_arrays
+from grpo_jax.recording.files import new_files, write_arrays
 from grpo_jax.recording.policy_saver import policy_arrays
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -68,7 +68,6 @@ class Program(NamedTuple):
 def main(arguments: Arguments) -> None:
     if arguments.out.exists():
         raise ConfigError(f"--out {arguments.out} exists already; name a new folder")
-    check_place(arguments.out)
     policy = arguments.load(arguments.row)
     programs = [] if policy.config.is_transformer else [make_program(policy, greedy) for greedy in (True, False)]
     exported = {}

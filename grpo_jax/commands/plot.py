@@ -17,7 +17,7 @@ from grpo_jax.commands.harness.parsing import invocation, parse_flags
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording import learning_curve
 from grpo_jax.recording.figures import MEANS_OVER_EPISODES, RETURN, draw_curve, last_known, legend_below, panels
-from grpo_jax.recording.files import check_fields, check_place, read_as
+from grpo_jax.recording.files import check_fields, read_as
 from grpo_jax.recording.metrics_file import METRICS_FILE, VALUES, as_setting, read_metrics, read_settings
 from grpo_jax.recording.run_folder import SUMMARY_FILE
 from grpo_jax.recording.statistics import NUM_RESAMPLES, describe_seeds, percentiles
@@ -166,7 +166,6 @@ def main(arguments: Arguments) -> None:
     if out.is_file() or out.suffix in (".png", ".pdf", ".svg"):
         raise ConfigError(f"--out {out} is a file, but {PICTURE} needs a folder; use {out.with_suffix('')}")
     runs = read_all(arguments.runs, arguments.metric)
-    check_place(out / PICTURE)
     plot(runs, arguments.metric, out / PICTURE)
     console = make_console()
     console.print(table(runs))

@@ -23,11 +23,6 @@ INFINITIES = ("inf", "-inf")
 """What stands in JSON for the infinities, which it lacks."""
 
 _FIELDS = "fields"
-_WORDS = {
-    **{int: "a whole number", float: "a number", str: "a text", bool: "true or false", types.NoneType: "null"},
-    **{list: "a list", tuple: "a list", dict: "an object", Mapping: "an object"},
-}
-
 Arrays = dict[str, np.ndarray]
 
 
@@ -102,8 +97,9 @@ def replacement(path: Path) -> Iterator[Path]:
 
     The folder of the file is made if it does not exist. Raises OSError if the file cannot be written.
     """
-    temporary = check_place(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield temporary
             with temporary.open("rb") as file:
@@ -112,16 +108,6 @@ def replacement(path: Path) -> Iterator[Path]:
         finally:
             with contextlib.suppress(OSError):
                 temporary.unlink()
-
-
-def check_place(path: Path) -> Path:
-    """Raises OSError if no file can be written there; makes its folder, and gives a temporary path beside it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.touch()
-        temporary.unlink()
-    return temporary
 
 
 @contextlib.contextmanager
@@ -239,14 +225,8 @@ def fits(value: Any, kind: Any) -> bool:
 
 
 def describe_kind(kind: Any) -> str:
-    """A type in words, such as "a whole number or null"."""
-    if isinstance(kind, types.UnionType):
-        return " or ".join(map(describe_kind, get_args(kind)))
-    word, arguments = _WORDS.get(get_origin(kind) or kind, str(kind)), get_args(kind)
-    if not arguments or arguments[-1] is Any:
-        return word
-    # An object's second argument is the type of its values.
-    return f"{word} of {describe_kind(arguments[-1 if get_origin(kind) in (dict, Mapping) else 0])}"
+    """A type in words, such as "int" or "dict[str, int] | None"."""
+    return str(kind).replace("typing.", "") if get_args(kind) else kind.__name__
 
 
 def check_fields(path: Path, fields: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 import ast
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import inspect
@@ -113,8 +112,6 @@ def _fields(value: Any) -> dict[str, Any] | None:
     """The fields of an object, without cached properties; None if it has no fields."""
     if isinstance(value, tuple):
         return value._asdict()
-    if dataclasses.is_dataclass(value):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if not hasattr(value, "__dict__") or _is_of_python(type(value).__module__):  # such as a lock or a path
         return None
     cached = {name for name in vars(value) if isinstance(getattr(type(value), name, None), functools.cached_property)}

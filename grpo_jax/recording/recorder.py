@@ -17,7 +17,7 @@ from rich.console import Console
 from grpo_jax.algorithms import name_of
 from grpo_jax.config import Config
 from grpo_jax.environments import EnvParams
-from grpo_jax.errors import ConfigError, check_arguments
+from grpo_jax.errors import check_arguments
 from grpo_jax.hyperparams import Hyperparams, completed
 from grpo_jax.policies import partition
 from grpo_jax.recording.figures import plot_settings, ranked_settings
@@ -106,9 +106,6 @@ def recorded_run(
       MemoryError, OSError: there is too little memory, or the folder cannot be written to.
     """
     recording = as_recording(recording)
-    for name in options.keys() - OPTIONS:
-        if name in Recording.__dataclass_fields__:
-            raise ConfigError(f"{name} is a field of the recording: Recording(folder, {name}={options[name]!r})")
     check_arguments("recorded_run", options, OPTIONS)
     recording.check()
     check_run(config, hyperparams)

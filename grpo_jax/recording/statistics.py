@@ -50,18 +50,14 @@ def bootstrap_interval(
     *,
     statistic: Callable[..., np.ndarray] = iqm,
     confidence: float = 0.95,
-    num_resamples: int = NUM_RESAMPLES,
-    seed: int = 0,
 ) -> tuple[float, float]:
     """Percentile interval of a statistic by stratified bootstrap: runs are redrawn within each task (section 4.1).
 
     Args:
       scores: `[num_runs]` or `[num_runs, num_tasks]`, one score a run.
-      statistic: called once as `statistic(samples, axis=-1)` on `[num_resamples, num_runs * num_tasks]`; `np.mean` and
+      statistic: called once as `statistic(samples, axis=-1)` on `[2000, num_runs * num_tasks]`; `np.mean` and
         `np.median` fit as they are.
       confidence: the fraction of resamples inside the interval, between 0 and 1.
-      num_resamples: how often the runs are redrawn.
-      seed: of the redrawing; the same seed gives the same interval.
 
     Returns:
       `(low, high)`. One run gives an interval of width 0, which says nothing about other runs. Any NaN score gives
@@ -75,8 +71,8 @@ def bootstrap_interval(
     if np.isnan(scores).any():
         return np.nan, np.nan
     scores = scores.reshape(len(scores), -1)
-    drawn = np.random.default_rng(seed).integers(len(scores), size=(num_resamples, *scores.shape))
-    samples = np.take_along_axis(scores[None], drawn, axis=1).reshape(num_resamples, -1)
+    drawn = np.random.default_rng(0).integers(len(scores), size=(NUM_RESAMPLES, *scores.shape))
+    samples = np.take_along_axis(scores[None], drawn, axis=1).reshape(NUM_RESAMPLES, -1)
     low, high = percentiles(statistic(samples, axis=-1), confidence)
     return float(low), float(high)
 

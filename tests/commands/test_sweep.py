@@ -115,11 +115,11 @@ def test_a_file_of_fields_is_read_back(tmp_path):
 
 INVALID = {
     '{"learning_rat": 1e-3}': "'learning_rat' is no field .*did you mean 'learning_rate'",
-    "[1]": "in JSON it must be an object",
+    "[1]": "in JSON it must be dict",
     "{": "cannot be read",
-    '{"num_envs": "8"}': 'num_envs="8" must be a whole number',
-    '{"network": {"name": "mlp", "shared_critic": "no"}}': 'shared_critic="no" must be true or false',
-    '{"total_steps": null}': "total_steps=null must be a number",
+    '{"num_envs": "8"}': 'num_envs="8" must be int',
+    '{"network": {"name": "mlp", "shared_critic": "no"}}': 'shared_critic="no" must be bool',
+    '{"total_steps": null}': "total_steps=null must be float",
 }
 
 

@@ -88,7 +88,7 @@ def test_json_is_compared_with_types():
     assert fits([1, 2], list[int]) and fits([], tuple[int, ...]) and fits({"a": 1}, dict[str, float])
     assert fits(None, int | None) and fits(3, int | None) and fits({"a": []}, dict[str, object] | None) is False
     assert not fits(True, int) and not fits(1.0, int) and not fits([1, "a"], list[int]) and not fits("a", list[str])
-    assert describe_kind(dict[str, list[int]] | None) == "an object of a list of a whole number or null"
+    assert describe_kind(dict[str, list[int]] | None) == "dict[str, list[int]] | None" and describe_kind(int) == "int"
 
 
 # --- trust -----------------------------------------------------------------------------------------------------------

@@ -57,7 +57,6 @@ def test_bootstrap_is_stratified():
 def test_bootstrap_interval_is_reproducible():
     scores = np.random.default_rng(0).normal(size=(16, 3))
     assert bootstrap_interval(scores) == bootstrap_interval(scores)
-    assert bootstrap_interval(scores) != bootstrap_interval(scores, seed=1)
     low, high = bootstrap_interval(scores)
     assert low < iqm(scores) < high
 
