@@ -11,7 +11,7 @@ from jax.lax import broadcast_to_rank
 from grpo_jax.baselines.baseline import Baseline, stateless
 from grpo_jax.hyperparams import NOT_NEGATIVE, Hyperparams, number
 from grpo_jax.objectives.returns import bootstrapped_returns
-from grpo_jax.observations import flatten_observation, leading_shape
+from grpo_jax.observations import flatten_observation
 from grpo_jax.precision import at_least_float32, exact_sum
 from grpo_jax.types import PyTree, Trajectory
 
@@ -177,20 +177,18 @@ def observed(trajectory: Trajectory, policy: Any, params: PyTree) -> tuple[jax.A
 
 
 def policy_features(trajectory: Trajectory, policy: Any, params: PyTree) -> tuple[jax.Array, jax.Array]:
-    """The features that the actor's head reads; for a transformer, its last hidden states.
+    """The features that the actor's head reads.
 
     Raises:
-      ValueError: the policy has no features, or is a transformer whose rollout has more than one episode.
+      ValueError: the policy has none, or is a transformer, which reads a text only from its beginning.
     """
-    if policy.features is None:
+    if policy.features is None or policy.max_steps is not None:
         raise ValueError(
-            "this policy, a custom network, has no features for policy_features; give make_pure_policy "
-            "features=..., or use `observed`"
+            "this policy has no features for policy_features (a transformer has none of single states); give "
+            "make_pure_policy features=..., or use `observed`"
         )
     carry = jax.tree.map(lambda leaf: leaf[0], trajectory.carry)
     begins = jnp.zeros((1, trajectory.valid.shape[1]), bool)
-    if policy.max_steps is not None:
-        return _transformer_features(trajectory, policy, params, carry, begins)
 
     def of_final(observation, carry):
         one_step = jax.tree.map(lambda leaf: leaf[None], observation)
@@ -200,19 +198,6 @@ def policy_features(trajectory: Trajectory, policy: Any, params: PyTree) -> tupl
         policy.features(params, trajectory.observation, carry, trajectory.is_first),
         jax.vmap(of_final)(trajectory.final_observation, trajectory.final_carry),
     )
-
-
-def _transformer_features(trajectory, policy, params, carry, begins):
-    """As `policy_features`. The final carry has no cache, so the final observation is read after all others."""
-    if leading_shape(trajectory.final_observation, 1) != (1,):
-        raise ValueError(
-            "policy_features of a transformer needs rollouts of one episode, as it reads a prompt only where a rollout "
-            "begins; use one-episode groups (start=FRESH), or `observed`"
-        )
-    both = trajectory.observation, trajectory.final_observation
-    observation = jax.tree.map(lambda *parts: jnp.concatenate(parts), *both)
-    features = policy.features(params, observation, carry, jnp.concatenate([trajectory.is_first, begins]))
-    return features[:-1], features[-1:]
 
 
 def kernel_baseline(*, metric: Callable = observed, relative: bool = True) -> Baseline:

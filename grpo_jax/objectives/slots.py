@@ -159,12 +159,6 @@ def whitened(advantage: Callable) -> _Whitened:
 
     REINFORCE++ is `whitened(returns_to_go)`, its variant with a baseline `whitened(outcome(group_centered))`
     (https://arxiv.org/abs/2501.03262). A long rollout weighs more in mean and std than a short one.
-
-    Args:
-      advantage: a function for the slot `advantage`.
-
-    Returns:
-      A function for the slot `advantage`.
     """
     return _Whitened(advantage)
 

@@ -13,13 +13,8 @@ def whiten(advantages: jax.Array, mask: jax.Array | None = None, *, eps: float =
 
         (A - mean(A)) / (std(A) + eps)
 
-    Args:
-      advantages: any shape.
-      mask: the same shape, true on the valid entries; all of them without it.
-      eps, ddof: see `advantages`.
-
-    Returns:
-      The same shape; exactly 0 if all valid entries are equal, and on invalid ones.
+    For any shape; the mask is true on the valid entries, all of them without it. Exactly 0 on the others, and if all
+    valid entries are equal. `eps` and `ddof` are as in `advantages`.
     """
     valid = None if mask is None else mask.astype(bool)
     deviations = centred(advantages, valid, axis=None)
