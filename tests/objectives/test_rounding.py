@@ -74,10 +74,8 @@ PATHS = np.random.default_rng(0).normal(300, 200, (10, 16)).astype(np.float32)
 
 def of_paths(names, change):
     """The advantages of algorithms on rewards that add up to 1,000 on every path, but for a change to one."""
-    steps, before = PATHS.copy(), np.zeros(16, np.float32)
-    for t in range(9):  # differences of a potential
-        before, steps[t] = PATHS[t], PATHS[t] - before
-    steps[9] = np.float32(1000) - before
+    steps = np.diff(PATHS[:9], axis=0, prepend=np.float32(0))  # differences of a potential
+    steps = np.concatenate([steps, np.float32(1000) - PATHS[8:9]])
     steps[9, 3] += np.float32(change)
     valid = np.ones(steps.shape, bool)
     terminated = valid & (np.arange(10) == 9)[:, None]
