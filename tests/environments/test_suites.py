@@ -1,4 +1,4 @@
-"""Other suites, if they are installed: the same interface, the same guarantees; and tiny fakes, which always are."""
+"""gymnax, and other suites if they are installed: the same guarantees; and tiny fakes, which always are."""
 
 import collections
 import subprocess
@@ -6,6 +6,7 @@ import sys
 import types
 from unittest import mock
 
+import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -46,8 +47,8 @@ PACKAGES = {"xland": "xminigrid", "playground": "mujoco_playground"}
 
 def import_suite(name):
     """Skips the test if the suite is not installed."""
-    suite = name.partition(":")[0]
-    pytest.importorskip(PACKAGES.get(suite, suite))
+    suite, colon, _ = name.partition(":")
+    pytest.importorskip(PACKAGES.get(suite, suite) if colon else "gymnax")
 
 
 def some_slow(names, fast):
@@ -55,24 +56,33 @@ def some_slow(names, fast):
     return [name if name.partition(":")[0] in fast else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
-@pytest.mark.parametrize("name", some_slow(PLAYED, ["gymnasium"]))
-def test_an_environment_plays_and_is_truncated_at_its_limit(name):
+GYMNAX = [name for name in gymnax.registered_envs if name != "MNISTBandit-bsuite"]  # which downloads its images
+FAST = "gymnasium", "Pendulum-v1", "Breakout-MinAtar", "UmbrellaChain-bsuite"
+
+
+@pytest.mark.parametrize("name", some_slow([*GYMNAX, *PLAYED], FAST))
+def test_an_environment_plays_and_is_truncated_at_its_limit_alone(name):
     import_suite(name)
     env = make_environment(name, {"max_steps_in_episode": LIMIT})
-    assert (env.name, env.observation.shape, env.max_steps) == (name, PLAYED[name], LIMIT)
+    assert (env.name, env.max_steps) == (name, LIMIT)
+    if name in PLAYED:
+        assert env.observation.shape == PLAYED[name]
+    else:
+        assert set(env.params) == set(vars(gymnax.make(name)[1])) - {"max_steps_in_episode"}, "every number is traced"
     if name.startswith(("brax", "playground")):
         assert make_environment(name).max_steps == 1000 and {*env.action_space.low} == {-1.0}
 
     play = random_play(env, NUM_ENVS, NUM_STEPS)
-    before, after, trajectory = play(jax.random.key(0))
-    assert not difference(play(jax.random.key(0)), (before, after, trajectory))
-    assert not any(getattr(leaf, "weak_type", False) for leaf in jax.tree.leaves((before, after, trajectory)))
-    assert trajectory.reward.dtype == jnp.float32
-    assert np.isfinite(trajectory.observation.astype(jnp.float32)).all() and np.isfinite(trajectory.reward).all()
-    at_limit = trajectory.episode_length == LIMIT
-    assert np.array_equal(trajectory.truncated, at_limit & ~trajectory.terminated)
-    always_truncates = not name.startswith(("jumanji", "navix", "pgx:kuhn", "xland"))
-    assert (trajectory.truncated if always_truncates else trajectory.ended).any()
+    played = _, _, trajectory = play(jax.random.key(1))
+    assert not difference(play(jax.random.key(1)), played), "the same key, the same episodes"
+    assert not any(getattr(leaf, "weak_type", False) for leaf in jax.tree.leaves(played))
+    seen, reward, at_limit = trajectory.observation, trajectory.reward, trajectory.episode_length == LIMIT
+    assert (seen.shape, seen.dtype) == ((NUM_STEPS, NUM_ENVS, *env.observation.shape), env.observation.dtype)
+    # The rewards of UmbrellaChain and BernoulliBandit are integers in gymnax.
+    assert (reward.shape, reward.dtype) == ((NUM_STEPS, NUM_ENVS), jnp.float32)
+    assert np.isfinite(seen.astype(jnp.float32)).all() and np.isfinite(reward).all()
+    assert np.array_equal(trajectory.truncated, at_limit & ~trajectory.terminated), "both at once is a termination"
+    assert (trajectory.episode_length <= LIMIT).all() and trajectory.ended.any()
 
 
 def test_moves_of_2048_that_change_nothing_are_illegal():
@@ -102,16 +112,13 @@ def test_parameters_of_craftax_are_traced_and_it_truncates():
 MISTAKES = {
     "brax:ants": "has no environment '.*': did you mean 'ant'",
     "craftax:Craftax-v1": "did you mean 'Craftax-Pixels-v1'|did you mean 'Craftax-Symbolic-v1'",
-    "jumanji:Snake-v0": "did you mean 'Snake-v1'",
     "jumanji:Connector-v3": "rewards 10 agents separately",
     "jumanji:JobShop-v0": "an action mask for 10 choices at once",
-    "navix:Navix-Empty-5x5": "did you mean 'Navix-Empty-5x5-v0'",
     "pgx:2084": "did you mean '2048'",
     "pgx:sparrow_mahjong": "a game of 3 players; use a game of one or two",
     "xland:XLand-MiniGrid-R1-9x9": "a world named XLand has no goal without a benchmark",
     "xland:MiniGrid-Empty-5x5/trivial-21k": "and others have one",
     "xland:XLand-MiniGrid-R1-9x9/trivial-22k": "did you mean 'trivial-21k'",
-    "playground:CartPoleBalance": "did you mean 'CartpoleBalance'",
     "xland:MiniGrid-Empty5x5": "did you mean 'MiniGrid-Empty-5x5'",
 }
 
