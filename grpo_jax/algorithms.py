@@ -50,9 +50,7 @@ class Algorithm(NamedTuple):
         tuple[Callable, ...], '(trajectory, batch, hyperparams) -> {"mine/name": scalar}, in a tuple'
     ] = ()
     hyperparams: type[Hyperparams] = Hyperparams  # the class with the numbers that the slots read
-    num_branches: int = (
-        0  # rollouts from every state, whose mean return is its value (`with_monte_carlo_values`); 0: none
-    )
+    num_branches: int = 0  # rollouts from every state, whose mean return is its value; 0: none
     greedy_member: bool = False  # the first member of each group acts greedily; no gradient comes from it
     whole_sequences: bool = False  # minibatches of whole rollouts (S = T) instead of single steps (S = 1)
     live_groups_only: bool = False  # leave out groups whose advantages are all 0, so that no penalty acts on them

@@ -132,15 +132,22 @@ def ppo_loss(
 
     https://arxiv.org/abs/1707.06347. Normalise the advantages before, if at all (`whiten`).
 
-    Arguments and results as of `grpo_loss`, and:
-
     Args:
+      log_prob: `[T, N]`, of the actions under the policy.
+      behaviour_log_prob: `[T, N]`, under the parameters that took them.
+      advantages: `[T, N]`.
       values: `[T, N]`, as predicted now.
       behaviour_values: `[T, N]`, as predicted during the rollout.
       targets: `[T, N]`, what the values should be: advantages (not normalised) plus `behaviour_values`.
       entropy: `[T, N]`, of the policy, in nats.
+      mask: `[T, N]`, true on the valid steps; all of them without it.
+      clip_low, clip_high: widths of the clip below and above 1.
       value_clip: width of the clip of the values, in their units; `None` for the plain squared error.
       value_coef, entropy_coef: weights of the value loss and of the entropy bonus.
+      reduce: mask to weights.
+
+    Returns:
+      The loss, a scalar, and a dictionary of scalar metrics. With no valid step the loss and its gradient are 0.
     """
     mask = jnp.ones(log_prob.shape, bool) if mask is None else mask.astype(bool)
     chex.assert_equal_shape([log_prob, values, behaviour_values, targets, entropy, mask])

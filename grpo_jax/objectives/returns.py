@@ -84,9 +84,11 @@ def next_values(values: jax.Array, final_values: jax.Array, truncated: jax.Array
 
 
 def discounted_returns(rewards: jax.Array, ended: jax.Array, *, discount: float) -> jax.Array:
-    """Discounted return-to-go of every step, within its episode and the window; `ended` is true on its last step.
+    """Discounted return-to-go of every step, within its episode and the window.
 
-    R_t = r_t + discount (1 - ended_t) R_{t+1},  R_T = 0
+        R_t = r_t + discount (1 - ended_t) R_{t+1},  R_T = 0
+
+    `rewards` and `ended`, true on the last step of an episode, are `[T, ...]`.
     """
     chex.assert_equal_shape([rewards, ended])
     return _accumulate(at_least_float32(rewards), ended.astype(bool), discount)

@@ -26,10 +26,7 @@ def with_slots(**slots):
 ANSWERS = {
     "a float of training": (lambda: Config(learning_rate=1e-3), r"a field of Hyperparams: Hyperparams\(learning_rate="),
     "gamma": (lambda: Hyperparams(gamma=0.9), "gamma is discount here; write discount=0.9"),
-    "gamma elsewhere": (
-        lambda: Config(gamma=0.9),
-        r"gamma is discount here, a field of .*\(discount=0.9\)",
-    ),
+    "gamma elsewhere": (lambda: Config(gamma=0.9), r"gamma is discount here, a field of .*\(discount=0.9\)"),
     "a size": (lambda: Hyperparams(num_envs=4), r"a field of Config: Config\(num_envs=4\)"),
     "a typo": (lambda: Config(num_env=5), "did you mean 'num_envs'"),
     "a number for keys": (lambda: run(CONFIG, Hyperparams(), 0), r"for four seeds: jax.random.split\("),
@@ -38,10 +35,7 @@ ANSWERS = {
     "no parameters": (lambda: run(CONFIG, Hyperparams(), KEYS, params={}), "params have the structure"),
     "no callback": (lambda: run(CONFIG, Hyperparams(), KEYS, callback=3), "callback=3 must be a function"),
     "a class": (lambda: Config(environment=KnownFields), r"is a class; write KnownFields\(\)"),
-    "advantage": (
-        lambda: with_slots(advantage=lambda scores: scores),
-        r"slot advantage, .*outcome\(f\)",
-    ),
+    "advantage": (lambda: with_slots(advantage=lambda scores: scores), r"slot advantage, .*outcome\(f\)"),
     "penalty": (lambda: with_slots(penalties=(lambda p: p,)), r"slot penalties, .*f\(prediction, batch, hyperparams\)"),
     "own number": (lambda: with_slots(surrogate=lambda r, a, h: h.mine * r), r"Mine\(Hyperparams\): mine: float"),
     "other word": (lambda: with_slots(surrogate=lambda r, a, h: h.gamma * r), "gamma is discount here"),

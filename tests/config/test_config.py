@@ -92,7 +92,10 @@ def test_rollouts_may_be_cut_on_request_or_longer_than_an_episode():
     assert Config(algorithm="ppo", num_steps=8).num_steps == 8
 
 
-PARTS = {"environment": Parts(), "algorithm": "ppo"}
+def of_parts(keys, algorithm="ppo"):
+    return {"environment": Parts(), "algorithm": algorithm, "network": MLP(actor_observation=keys)}
+
+
 MISTAKES = {
     "not an environment": ({"environment": 3}, "environment=3 .*name.*'CartPole-v1'"),
     "unknown algorithm": ({"algorithm": "gpro"}, "unknown algorithm 'gpro': did you mean .*'grpo'"),
@@ -101,36 +104,21 @@ MISTAKES = {
     "incomplete group": ({"num_envs": 100, "group_size": 16}, "not a multiple of group_size=16.*num_envs=96 or 112"),
     "too many to shuffle": ({"algorithm": "ppo", "num_envs": 2**20, "num_steps": 65}, r"steps = 68157440 .*\(2\^26\)"),
     "uneven minibatches": ({"num_minibatches": 30}, "num_envs . num_steps = 64000 .*=30,.* use num_minibatches=32"),
-    "uneven sequences": (
-        {"algorithm": GRPO._replace(whole_sequences=True), "num_minibatches": 100},
-        "whole sequences.* = 128 .*use num_minibatches=128",
-    ),
+    "uneven sequences": ({"algorithm": "gspo", "num_minibatches": 100}, "sequences.* = 128 .*use num_minibatches=128"),
     "members cut": ({"num_steps": 200}, "episode limit of CartPole-v1, 500.*num_steps=500, or cut_episodes=True"),
     "group of one": ({"group_size": 1}, "group_size is 1.*Use group_size >= 2"),
     "real actions": ({"action_distribution": "gaussian"}, "unknown action_distribution 'gaussian': use 'auto'"),
     "rollouts of tokens that go on": ({"environment": copy_task(), "algorithm": "ppo"}, r"_replace\(start=FRESH\)"),
     "a transformer of real observations": ({"network": "transformer"}, "observes a token .*float32.*network='mlp'"),
     "a field of the network": ({"hidden_sizes": (4,)}, r"of the network: Config\(network=MLP\(hidden_sizes=\(4,\)\)\)"),
-    "groups not dealt out evenly": (
-        {"environment": copy_task(), "share_prompts": True},
-        "whole groups, .* = 8 is not divisible by num_minibatches=16.*use num_minibatches=8",
-    ),
-    "windows without overlong episodes": (
-        {"algorithm": PPO._replace(filter_overlong=True)},
-        r"one-episode groups \(start=FRESH\)",
-    ),
+    "uneven groups": ({"environment": copy_task(), "share_prompts": True}, "whole groups, .* = 8 .*num_minibatches=8"),
+    "windows without overlong episodes": ({"algorithm": PPO._replace(filter_overlong=True)}, r"\(start=FRESH\)"),
     "an unknown part": (
-        PARTS | {"network": MLP(actor_observation=("positions",))},
-        r"actor_observation=\('positions',\) must be a tuple of keys .* which has \('position',",
+        of_parts(("positions",)),
+        r"must be a tuple of keys .* which has \('position',",
     ),
-    "a key in place of keys": (
-        PARTS | {"network": MLP(actor_observation="position")},
-        r"actor_observation='position' must be a tuple of keys",
-    ),
-    "no critic that sees more": (
-        PARTS | {"network": MLP(actor_observation=("position",)), "algorithm": "grpo"},
-        "no critic that sees the rest; leave it out",
-    ),
+    "a key in place of keys": (of_parts("position"), r"actor_observation='position' must be a tuple of keys"),
+    "no critic that sees more": (of_parts(("position",), "grpo"), "no critic that sees the rest; leave it out"),
     "parts of a minibatch that a slot compares": ({"algorithm": "kl_cov", "num_microbatches": 2}, "num_microbatches=2"),
     "nobody beside the greedy member": ({"algorithm": REMAX, "group_size": 1}, "group_size=1 .*use group_size=2"),
 }
