@@ -64,6 +64,18 @@ def test_an_interrupted_run_goes_on_bitwise(whole, tmp_path, monkeypatch, caplog
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == (whole[0] / "metrics.jsonl").read_bytes()
 
 
+def test_a_run_that_was_never_saved_begins_anew(whole, tmp_path):
+    def fail(progress, chunk):
+        if progress.iteration:
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        recorded(tmp_path / "run", callback=fail)
+    assert (tmp_path / "run" / "metrics.jsonl").stat().st_size
+    assert same(recorded(tmp_path / "run", resume=True), whole[1])
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == (whole[0] / "metrics.jsonl").read_bytes()
+
+
 def test_the_last_evaluation_of_a_run_that_a_callback_ends_is_recorded(tmp_path):
     console = Console(file=io.StringIO(), width=200)
     options = {"evaluate": Evaluate(4, episodes=3), "resume": True}
