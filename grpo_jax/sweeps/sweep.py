@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from rich.console import Console
 
 from grpo_jax.config import Config
-from grpo_jax.errors import ConfigError, as_count
+from grpo_jax.errors import ConfigError, as_count, check_arguments
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.recording.config_file import as_fields
 from grpo_jax.recording.figures import NUM_DRAWN
@@ -30,6 +30,8 @@ from grpo_jax.sweeps.grid import make_bases, make_grid
 from grpo_jax.sweeps.pictures import plot, plot_axes
 from grpo_jax.sweeps.runs import SweepResult, run_keys
 from grpo_jax.sweeps.study import PROGRAMS, Study
+
+OPTIONS = {"evaluate", "mesh", "compilation_cache", "console", "rows_at_once"}
 
 
 def sweep(
@@ -80,9 +82,12 @@ def sweep(
     hyperparams = Hyperparams() if hyperparams is None else hyperparams
     if total_steps is not None:
         hyperparams = hyperparams.replace(total_steps=total_steps)
+    if not isinstance(seed, int | np.integer) or seed < 0:
+        raise ConfigError(f"seed={seed!r} must be a whole number from 0")
     keys, evaluation_keys = run_keys(seed, as_count("num_seeds", num_seeds))
     bases, traced = make_bases(configs, values or {}, hyperparams, keys)
     plans = make_grid(bases, traced, None if samples is None else as_count("samples", samples), seed)
+    check_arguments("sweep", options, OPTIONS)
     return train_grid(plans, as_recording(out), evaluation_keys, **options)
 
 
