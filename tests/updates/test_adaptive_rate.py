@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from probes import Probe
+from probes import Probe, bits
 from small import small_config
 
 from grpo_jax import Hyperparams, make_init, make_train_step
@@ -46,9 +46,8 @@ def four():
     """Four iterations of two updates each; only the second update of an iteration has a KL."""
     config = small_config("ppo", Probe(), num_steps=6, num_epochs=2, schedule="adaptive_kl", normalize_rewards=True)
     train_step = make_train_step(config)
-
-    four = jax.vmap(lambda state: jax.lax.scan(lambda s, _: train_step(s), state, length=4))
-    return jax.jit(four), jax.jit(jax.vmap(make_init(config)))
+    play = jax.jit(lambda state: jax.lax.scan(lambda s, _: train_step(s), state, length=4))
+    return play, jax.jit(jax.vmap(play)), jax.jit(jax.vmap(make_init(config)))
 
 
 def start(init):
@@ -57,7 +56,7 @@ def start(init):
 
 
 def test_every_update_has_the_rate_of_the_rule_and_reports_it(four):
-    play, init = four
+    _, play, init = four
     state, metrics = play(start(init))
     after, reported = np.full(3, 1e-3), []
     for kl in 2 * np.asarray(metrics["policy/kl_behaviour"], np.float64).T:  # the mean with the first one, which is 0
@@ -66,3 +65,21 @@ def test_every_update_has_the_rate_of_the_rule_and_reports_it(four):
     np.testing.assert_allclose(metrics["optim/learning_rate"].T, reported, rtol=1e-5)
     np.testing.assert_allclose(state.opt_state.learning_rate, after, rtol=1e-5)
     assert after[0] < 1e-3 < after[2], "a low target lowers the rate, a high one raises it"
+
+
+row_of = jax.jit(lambda states, row: jax.tree.map(lambda leaf: leaf[row], states))
+
+
+def test_rows_are_single_runs_and_an_interrupted_run_goes_on(four):
+    single, play, init = four
+    middle, _ = play(start(init))
+    saved = jax.tree.map(lambda leaf: jnp.array(np.asarray(leaf)), middle.replace(key=jax.random.key_data(middle.key)))
+    end, _ = play(middle)
+    assert bits(play(saved.replace(key=jax.random.wrap_key_data(saved.key)))[0]) == bits(end)
+    for row in (0, 2):
+        alone, _ = single(row_of(middle, row))
+        np.testing.assert_allclose(alone.opt_state.learning_rate, end.opt_state.learning_rate[row], rtol=1e-5)
+        jax.tree.map(
+            lambda one, rows, row=row: np.testing.assert_allclose(one, rows[row], rtol=2e-4, atol=1e-6),
+            alone.params, end.params,
+        )  # fmt: skip
