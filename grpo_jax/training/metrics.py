@@ -77,9 +77,7 @@ def own_metrics(
         if not isinstance(given, Mapping):
             raise ConfigError(f'{what} gives {type(given).__name__}; return a dict such as {{"mine/name": scalar}}')
         for name, value in given.items():
-            if (
-                not isinstance(name, str) or "/" not in name or name.startswith(("setting/", "evaluation/"))
-            ):  # the host's
+            if not isinstance(name, str) or "/" not in name or name.startswith(("setting/", "evaluation/")):
                 raise ConfigError(f'{what} gives the name {name!r}; use a prefix of your own, such as "mine/name"')
             if name in others or name in metrics:
                 raise ConfigError(f'{what} gives {name!r}, but another metric has this name; use "mine/name"')

@@ -147,7 +147,7 @@ def _make_custom(
             f"optimizer is a {type(make).__name__}, but the learning rate changes during training; use a function "
             "such as lambda hyperparams, learning_rate: optax.adam(learning_rate)"
         )
-    transformation = _call(what, make, hyperparams, learning_rate)
+    transformation = _call(what, lambda: optax.with_extra_args_support(make(hyperparams, learning_rate)))
 
     def arrays(function, *arguments):  # numbers in a state become arrays, which can be saved and vmapped
         return _call(what, lambda: jax.tree.map(jnp.asarray, function(*arguments)))

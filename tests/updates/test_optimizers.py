@@ -211,6 +211,7 @@ REFUSED = [  # of a config and hyperparameters
     ({"optimizer": optax.adam}, {}, "optimizer=adam cannot update .*traced .hyperparams, learning_rate"),
     ({"optimizer": lambda hyperparams, rate: optax.lbfgs(rate)}, {}, "'value_fn'.*without the loss that a line search"),
     ({"optimizer": left_out}, {}, "may be None"),
+    ({"optimizer": lambda hyperparams, rate: optax.adam}, {}, "optimizer=.* cannot update .*no attribute 'init'"),
     ({"optimizer": OTHER_STATE}, {}, STEPS),
     ({"schedule": "cosin"}, {}, "unknown schedule 'cosin': did you mean 'cosine'"),
     ({"schedule": jnp.log}, {}, "schedule=.*factor of learning_rate.*for 0 and 1 it gives .-inf, 0.0"),
