@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
@@ -114,7 +115,8 @@ def make_custom_policy(
     """The policy of a custom network, whose functions check their outputs.
 
     Args:
-      network: a function `(observation, distribution, critic) -> Policy`, or its path "package.module:name".
+      network: a function `(observation, distribution, critic) -> Policy`, its path "package.module:name", or a module
+        of flax linen that gives outputs and a value, or its class, which is called with the number of outputs.
       observation, distribution, critic: its arguments.
 
     Raises:
@@ -123,8 +125,13 @@ def make_custom_policy(
         shape or dtype, and for a carry that changes.
     """
     name = describe_function("network", network)
+    network = import_custom(network, "network")
     with user_code(f"{name} fails"):
-        policy = import_custom(network, "network")(observation, distribution, critic)
+        if isinstance(network, type) and issubclass(network, nn.Module):
+            network = network(distribution.num_outputs)
+        if is_module := isinstance(network, nn.Module):
+            network = functools.partial(make_pure_policy, network.init, network.apply)
+        policy = network(observation, distribution, critic)
     if not isinstance(policy, Policy):
         raise ConfigError(
             f"{name} gives {type(policy).__name__}, but must give a Policy; write a function "
@@ -168,7 +175,7 @@ def make_custom_policy(
         return call
 
     checks = {
-        "init": lambda params, key: _check_parameters(name, policy, params),
+        "init": lambda params, key: _check_parameters(name, policy, params, is_module),
         "initial_carry": lambda *_: None,
         "step": check_step,
         "sequence": lambda results, *inputs: check_outputs("sequence", results, inputs[-1].shape, "S, N"),
@@ -185,7 +192,7 @@ _INSTEAD = (
 )
 
 
-def _check_parameters(name: str, policy: Policy, params: PyTree) -> None:
+def _check_parameters(name: str, policy: Policy, params: PyTree, is_module: bool) -> None:
     """Raises ConfigError for arrays that are no parameters, but would be changed by gradient steps."""
     for path, leaf in by_path(params).items():
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
@@ -195,7 +202,9 @@ def _check_parameters(name: str, policy: Policy, params: PyTree) -> None:
             )
         with user_code(f"{name}: trainable fails"):
             is_trained = policy.trainable is None or policy.trainable(path)
-        if is_trained and not _COLLECTIONS.isdisjoint(path.split("/")):
+        parts = path.split("/")
+        beside_params = is_module and parts[0] == "network" and parts[1] != "params"
+        if is_trained and (beside_params or not _COLLECTIONS.isdisjoint(parts)):
             raise ConfigError(f"{name}: init gives {path}, which is no parameter. {_INSTEAD}")
 
 

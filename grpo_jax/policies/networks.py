@@ -185,10 +185,10 @@ def resolve_network(network: str | Callable, observation: PyTree, has_prompt: bo
     if network in NETWORKS.values():
         return network()
     kind = network if isinstance(network, type) else type(network)
-    if any(each.__module__.startswith(("flax.linen", "flax.nnx", "equinox")) for each in kind.__mro__):
+    if any(each.__module__.startswith(("flax.nnx", "equinox")) for each in kind.__mro__):
         raise ConfigError(
             f"network={kind.__name__} is a module; write a function (observation, distribution, critic) -> "
-            "make_pure_policy(init, apply, ...), as `grpo-jax docs networks` shows for flax and equinox"
+            "make_pure_policy(init, apply, ...), as `grpo-jax docs networks` shows for nnx and equinox"
         )
     if not isinstance(network, str) or ":" in network:
         return network

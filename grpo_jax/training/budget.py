@@ -113,13 +113,15 @@ def _check_total_steps(config: Config, hyperparams: Hyperparams) -> None:
     """Raises ConfigError unless they allow an iteration and end the run, or episodes do."""
     smallest = float(np.min(hyperparams.total_steps))
     if not smallest >= config.steps_per_iteration:
-        advice, limit = "", config.env.max_steps
+        advice, limit = "raise total_steps or lower num_envs or num_steps", config.env.max_steps
         if config.algorithm.start.from_reset and config.num_steps >= limit:
-            advice = f", which one-episode groups need for {config.env.name}'s limit of {limit} (max_steps_in_episode)"
-            advice += "; or use an algorithm whose episodes continue, such as ppo"
+            fewer = int(max(smallest, 0)) // limit // config.group_size * config.group_size
+            sizes = f"num_envs={fewer} or fewer" if fewer else "a lower max_steps_in_episode in env_params"
+            advice = f"one-episode groups play to the limit of {config.env.name}, {limit} steps; raise total_steps, or "
+            advice += f"use {sizes}, or an algorithm whose episodes continue, such as ppo"
         raise ConfigError(
             f"total_steps={smallest:.0f} does not allow one iteration of num_envs * num_steps = "
-            f"{config.steps_per_iteration} environment steps; raise total_steps or lower num_envs or num_steps{advice}"
+            f"{config.steps_per_iteration} environment steps; {advice}"
         )
     largest, max_episodes = float(np.max(hyperparams.total_steps)), _max_episodes(hyperparams)
     cut = not config.algorithm.start.auto_reset and config.num_steps < config.env.max_steps

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -64,3 +65,19 @@ def test_lists_are_arrays_and_what_is_printed_is_what_was_written():
     np.testing.assert_array_equal(rates, [1e-3, 3e-4])
     assert repr(CONFIG).startswith("Config(environment='Catch-bsuite', algorithm='ppo', num_envs=4, ")
     assert "network=CNN()" in repr(CONFIG) or "network=MLP()" in repr(CONFIG)
+
+
+class Linear(nn.Module):
+    num_outputs: int
+
+    @nn.compact
+    def __call__(self, x):
+        x = x.reshape(len(x), -1).astype(float)
+        return nn.Dense(self.num_outputs)(x), nn.Dense(1)(x)[:, 0]
+
+
+def test_a_module_of_flax_linen_or_its_class_is_a_network():
+    for network in (Linear, Linear(3)):
+        config = Config("Catch-bsuite", algorithm="ppo", num_envs=4, num_steps=4, num_minibatches=2, network=network)
+        params = jax.eval_shape(config.policy.init, jax.random.key(0))["network"]["params"]
+        assert params["Dense_0"]["kernel"].shape == (50, 3)
