@@ -48,11 +48,13 @@ def plot(
 
 
 def plot_axes(result: SweepResult, path: Path) -> None:
-    """A panel for each axis, with the mean return of each setting and its 95% interval."""
+    """A heat map of the means where there are two axes in a grid; else a panel for each axis, with 95% intervals."""
     settings, names = result.settings, [*result.settings[0].values]
+    columns = [[setting.values[name] for setting in settings] for name in names]
+    if len(names) == 2 and len(settings) == len(set(columns[0])) * len(set(columns[1])):
+        return plot_heat_map(result, path)
     means = np.array([setting.mean for setting in settings])
     errors = abs(np.array([setting.interval for setting in settings]).T - means)
-    columns = [[setting.values[name] for setting in settings] for name in names]
     # Values of which one is a word, such as None, are all words.
     columns = [[*map(format_value, each)] if str in map(type, each) else each for each in columns]
     colors = [*map(format_value, columns[0])] if len(names) > 1 else [""] * len(settings)
@@ -70,3 +72,23 @@ def plot_axes(result: SweepResult, path: Path) -> None:
         figure.supylabel("final return", fontsize="medium")
         if 1 < len(set(colors)) <= MOST_COLORS:
             legend_below(figure, axes)
+
+
+def plot_heat_map(result: SweepResult, path: Path) -> None:
+    """The settings of a grid of two axes, the first one upwards; each cell has the mean and its interval."""
+    (y_name, x_name), settings = result.settings[0].values, {(*run.values.values(),): run for run in result.settings}
+    y_values, x_values = (list(dict.fromkeys(values)) for values in zip(*settings, strict=True))
+    means = np.array([[settings[y, x].mean for x in x_values] for y in y_values])
+    title = f"{result.environment}: {describe_seeds(result.num_seeds)}"
+    size = 2.4 + 1.1 * len(x_values), 1.7 + 0.6 * len(y_values)
+    with panels(path, 1, size=size, title=title) as (figure, (axis,)):
+        image = axis.imshow(means, origin="lower", aspect="auto")
+        for i, j in np.ndindex(means.shape):
+            low, high = settings[y_values[i], x_values[j]].interval
+            color = "k" if image.norm(means[i, j]) > 0.6 else "w"
+            text = f"{means[i, j]:.4g}\n[{low:.3g}, {high:.3g}]"
+            axis.text(j, i, text, ha="center", va="center", fontsize="small", color=color)
+        axis.set(ylabel=y_name, xlabel=x_name)
+        axis.set_yticks(range(len(y_values)), map(format_value, y_values))
+        axis.set_xticks(range(len(x_values)), map(format_value, x_values))
+        figure.colorbar(image, label="final return")

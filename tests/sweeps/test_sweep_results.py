@@ -123,6 +123,8 @@ def test_pictures_are_drawn(found, tmp_path):
         (a, b, i): [a, i, np.nan if b == "relu" else 2.0] for a in (0.1, 0.2) for b in ("relu", "tanh") for i in (1, 20)
     }
     plot_axes(made(("discount", "activation", "num_epochs"), finals), tmp_path / "panels.png")
+    finals = {(a, i): [np.nan, np.nan] if i == 2 else [3.0, i] for a in ("relu", "tanh") for i in (2, 1, 4)}
+    plot_axes(made(("activation", "num_epochs"), finals), tmp_path / "heat.png")
     many = plot(made(("discount",), {(i,): [float(i)] for i in range(12)}))
     labels = many.axes[0].get_legend_handles_labels()[1]
     assert labels == [f"discount={i}" for i in range(11, 1, -1)], "the best ten"
