@@ -195,6 +195,28 @@ def test_outcome_advantages_are_hand_worked_numbers():
     assert not advantage[:, 4:].any()
 
 
+def test_returns_to_go_are_compared_at_the_same_step():
+    reward = np.ones((NUM_STEPS, NUM_ENVS))
+    rollout = trajectory(reward, np.array([1, 2, 2, 3, 5, 5, 5, 5]))
+    advantage = advantages(GRPO_RETURN_TO_GO)(rollout)
+    to_go = np.array([1, 1.9, 1.9, 2.71])
+    first = to_go - (to_go.sum() - to_go) / 3
+    second = np.array([0, 1 - 1.45, 1 - 1.45, 1.9 - 1])
+    third = np.array([0, 0, 0, 1])  # the last member alone is still there
+    np.testing.assert_allclose(advantage[:4, :4], [first, second, third, np.zeros(4)], atol=1e-6)
+    assert not advantage[:, 4:].any()
+
+
+@pytest.mark.parametrize("algorithm", [GRPO, GRPO_RETURN_TO_GO], ids=["grpo", "grpo_return_to_go"])
+def test_a_nan_reward_stays_in_its_group(algorithm):
+    reward = np.ones((NUM_STEPS, NUM_ENVS)) * np.arange(NUM_ENVS)
+    poisoned = reward.copy()
+    poisoned[0, 1] = np.nan
+    clean, spoilt = (advantages(algorithm)(trajectory(r)) for r in (reward, poisoned))
+    assert np.array_equal(clean[:, GROUP_SIZE:], spoilt[:, GROUP_SIZE:]) and np.isfinite(clean).all()
+    assert np.isnan(spoilt[0, :GROUP_SIZE]).any()
+
+
 def test_a_reference_replaces_the_penalty_to_the_behaviour():
     assert kl_to_behaviour in GRPO.penalties
     algorithm = with_reference(GRPO, frozen_reference)
@@ -223,6 +245,13 @@ def make_steps(reference, kl):
         return states, metrics
 
     return history
+
+
+def test_a_frozen_reference_never_moves():
+    states, metrics = make_steps(frozen_reference, exact_kl_to_reference)(3)
+    assert all(bits(state.reference_params) == bits(states[0].params) for state in states)
+    assert bits(states[-1].params) != bits(states[0].params)
+    assert metrics["policy/kl_reference"] > 0
 
 
 def test_a_refreshed_reference_is_taken_every_interval():

@@ -89,5 +89,7 @@ def test_one_frame_is_the_environment_and_tokens_are_not_stacked(plain):
     state, _ = plain.reset(jax.random.key(0), plain.params)
     stacked, _ = stack_frames(plain, 2).reset(jax.random.key(0), plain.params)
     assert unstacked_state(state) is state and not difference(unstacked_state(stacked), state)
+    forcing = plain._replace(forced_action=lambda state, params: state.time + 1)
+    assert stack_frames(forcing, 2).forced_action(stacked, plain.params) == 1
     with pytest.raises(ConfigError, match="frame_stack=2 .*'copy' has tokens.*use frame_stack=1"):
         stack_frames(copy_task(), 2)

@@ -110,6 +110,14 @@ def test_on_policy_every_surrogate_is_the_plain_policy_gradient(surrogate):
     np.testing.assert_array_equal(slope(lambda a: surrogate(log_ratio, a), ADVANTAGES), 0.0)
 
 
+def test_log_prob_changes_the_value_only():
+    log_ratio, advantages = jnp.asarray(LOG_PROB - BEHAVIOUR), jnp.asarray(ADVANTAGES)
+    for surrogate in (objectives.policy_gradient_surrogate, SURROGATES["cispo"]):
+        given = functools.partial(surrogate, log_prob=jnp.asarray(LOG_PROB))
+        close(given(log_ratio, advantages) * log_ratio, surrogate(log_ratio, advantages) * LOG_PROB, 1e-5)
+        close(slope(given, log_ratio, advantages), slope(surrogate, log_ratio, advantages))
+
+
 def test_gradients_against_finite_differences():
     functions = (
         SURROGATES["clipped"],

@@ -18,8 +18,12 @@ from grpo_jax import GRPO, Config, Hyperparams, run
 from grpo_jax.devices.mesh import make_mesh
 from grpo_jax.errors import ConfigError
 from grpo_jax.objectives import (
+    EntropyHyperparams,
+    adaptive_coefficient,
+    adaptive_entropy_coefficient,
     group_normalized,
     outcome,
+    with_hyperparams,
 )
 from grpo_jax.policies import MLP
 from grpo_jax.recording.checkpoint import KEPT, Checkpoints
@@ -163,6 +167,23 @@ def test_none_after_what_the_metrics_reach(tmp_path):
         restored(tmp_path, at_most=0)
 
 
+def test_a_save_that_was_not_finished_does_not_count(tmp_path):
+    save(tmp_path, [1, 2])
+    (tmp_path / "2" / "commit_success.txt").unlink(missing_ok=True)
+    (tmp_path / "2").rename(tmp_path / "2.orbax-checkpoint-tmp")
+    assert restored(tmp_path).iteration == 1
+
+
+def test_the_checkpoint_of_another_run_is_refused(tmp_path):
+    """As a user who copies files may leave it; also an older one than the newest."""
+    save(tmp_path / "a", [2])
+    save(tmp_path / "b", [1], DESCRIPTION | {"keys": [1, 2]})
+    (tmp_path / "b" / "1").rename(tmp_path / "a" / "1")
+    assert restored(tmp_path / "a").iteration == 2
+    with pytest.raises(ConfigError, match=r"keys is None here, and \[1, 2\] in the checkpoints"):
+        restored(tmp_path / "a", at_most=1)
+
+
 def test_what_differs_is_refused_by_its_name(tmp_path):
     save(tmp_path, [1])
     for config, message in (
@@ -184,6 +205,30 @@ def test_slots_with_settings_of_their_own_are_told_apart():
     assert described(normalized) == described(functools.partial(group_normalized, ddof=1))
     with pytest.raises(ConfigError, match="algorithm.advantage.formula"):
         check_same(described(normalized), described(functools.partial(group_normalized, ddof=0)))
+
+
+@pytest.mark.slow
+def test_a_coefficient_that_adapts_goes_on(tmp_path):
+    algorithm = GRPO._replace(
+        kl_controller=with_hyperparams(adaptive_coefficient, target="kl_target"),
+        entropy_controller=with_hyperparams(adaptive_entropy_coefficient, target="entropy_target"),
+        hyperparams=EntropyHyperparams,
+    )
+    sizes = {"num_envs": 4, "group_size": 2, "num_epochs": 2, "num_minibatches": 1, "network": MLP((4,))}
+    config = Config(environment=Probe(), algorithm=algorithm, **sizes)
+    hyperparams = Hyperparams(total_steps=6.0 * config.steps_per_iteration, kl_coef=0.1, entropy_coef=0.1)
+    with Checkpoints(tmp_path, DESCRIPTION) as checkpoints:
+        whole = run(config, hyperparams, KEYS[:2], callback=functools.partial(save_one, checkpoints), chunk_length=2)
+    with Checkpoints(tmp_path, DESCRIPTION) as checkpoints:
+        like = jax.eval_shape(functools.partial(initial_states, config), hyperparams, KEYS[:2])
+        start = checkpoints.restore(like, at_most=5)
+    for name in ("kl_coef", "entropy_coef"):
+        coefficients = whole.metrics[f"policy/{name}"]
+        assert start.iteration == 4 and (getattr(start.states, name) == coefficients[3]).all()
+        assert (np.diff([np.full(2, 0.1), *coefficients], axis=0) != 0).all(), "it adapts in every iteration"
+    rest = run(config, hyperparams, KEYS[:2], resume_from=start, chunk_length=2)
+    assert bits(rest.states) == bits(whole.states)
+    assert bits(rest.metrics) == bits({name: values[4:] for name, values in whole.metrics.items()})
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Environments whose states become NaN: the step is discarded, what came before is right, and the run goes on."""
 
 import dataclasses
+import types
 
 import jax
 import jax.numpy as jnp
@@ -105,3 +106,18 @@ def test_an_evaluated_episode_ends_at_its_last_finite_state():
     assert set(played.lengths.tolist()) == {1, 5} and np.array_equal(played.returns, played.lengths)
     (steps,) = record_episodes(config, state, jax.random.key(1), num_episodes=16)
     assert set(steps.lengths[-1].tolist()) == {1, 5} and len(steps.lengths) == 6 and are_finite(steps)
+
+
+def test_a_diverged_member_does_not_move_its_group():
+    rewards = np.float32([[1.0, 2.0, 6.0, 50.0], [4.0, 4.0, 4.0, 9.0], [7.0] * 4]).reshape(1, -1)
+    diverged = np.array([[0, 0, 0, 1], [0, 0, 0, 1], [1] * 4], bool).reshape(1, -1)
+
+    @jax.jit
+    def compare(reward, diverged):
+        steps = types.SimpleNamespace(reward=reward, valid=reward > 0, diverged=diverged)
+        scores = objectives.episode_scores(steps, 4)
+        return scores, objectives.group_centered(scores)
+
+    scores, centred = map(np.asarray, compare(rewards, diverged))
+    assert scores.tolist() == [[1.0, 2.0, 6.0, 3.0], [4.0] * 4, [0.0] * 4]
+    np.testing.assert_allclose(centred[0], [-2, -1, 3, 0], atol=1e-6)

@@ -30,6 +30,11 @@ def ages_and_marks(states, params):
 rewarded = plain._replace(outcome=ages_and_marks)
 
 
+class Paying(Probe):
+    def outcome(self, states, params):
+        return ages_and_marks(states, {"bonus": params.bonus})
+
+
 def tens_at_odd_steps(states, params):
     """Step t of an episode pays 10 t, and at t = 1 and t = 3 the reward is one of its own."""
     values = jnp.broadcast_to(10.0 * jnp.arange(4.0), (*states.time.shape, 4))[..., None]
@@ -94,6 +99,29 @@ def with_step_parts(*arguments):
 SMALL = {"num_envs": 4, "group_size": 2, "num_minibatches": 1, "num_epochs": 1, "network": MLP((4,))}
 
 
+def test_the_host_is_called_once_for_the_rollouts_of_all_rows():
+    calls = []
+
+    def on_host(ages, marks):
+        calls.append(ages.shape)
+        return np.where(ages > 3, 10.0, 0.0).astype(np.float32)
+
+    def ages(states, params):
+        shape = jax.ShapeDtypeStruct(states.time.shape, jnp.float32)
+        values = jax.pure_callback(on_host, shape, states.time, states.mark, vmap_method="broadcast_all")[:, None]
+        return RewardParts(values, jnp.ones_like(values))
+
+    @jax.jit
+    @jax.vmap
+    def play(key):
+        start = standing(plain, known_policy, key, ages=[0, 3], lifetimes=[2, FOREVER])
+        simulator = Simulator(plain._replace(outcome=ages), known_policy, known_params((0.0, 0.0)))
+        return simulator.unroll(start, key, num_steps=4, auto_reset=False)[0].episode_return
+
+    assert play(jax.random.split(jax.random.key(0), 3)).tolist() == [[2.0, 14.0]] * 3
+    assert calls == [(3, 2)]
+
+
 def test_an_algorithm_sees_the_parts_of_the_steps_and_then_those_of_the_outcome():
     advantage = outcome(decoupled_normalized, reward_part_scores, reward_part_weights)
     config = Config(
@@ -108,12 +136,14 @@ def test_an_algorithm_sees_the_parts_of_the_steps_and_then_those_of_the_outcome(
 
 
 def test_evaluated_and_recorded_episodes_have_the_outcome():
-    config = Config(environment=rewarded, **SMALL)
-    state = begin(config)
-    returns = jax.jit(lambda state, key: evaluate(config, state, key, num_episodes=2).returns)(state, jax.random.key(1))
-    assert returns.tolist() == [12.0] * 2
-    (steps,) = record_episodes(config, state, jax.random.key(1))
-    assert steps.returns[:, 0].tolist() == [0, 1, 2, 3, 12]
+    """Also where a class gives it, and with stacked frames."""
+    stacked = {"environment": Paying(), "env_params": {"max_steps_in_episode": 4}, "frame_stack": 2}
+    for config in (Config(environment=rewarded, **SMALL), Config(**stacked, **SMALL)):
+        state, key = begin(config), jax.random.key(1)
+        play = jax.jit(lambda state, key, config=config: evaluate(config, state, key, num_episodes=2).returns)
+        assert play(state, key).tolist() == [12.0] * 2
+        (steps,) = record_episodes(config, state, key)
+        assert steps.returns[:, 0].tolist() == [0, 1, 2, 3, 12]
 
 
 def test_rollouts_that_continue_episodes_have_no_outcome():

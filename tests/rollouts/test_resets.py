@@ -11,7 +11,7 @@ from probes import Probe, bits, known_params, known_policy
 from grpo_jax import PPO, Config
 from grpo_jax.environments import group_parameters, make_environment
 from grpo_jax.errors import ConfigError
-from grpo_jax.groups import ANCHORED
+from grpo_jax.groups import ANCHORED, forked
 from grpo_jax.rollouts.rollout import Simulator
 
 LIMIT, NUM_ENVS, NUM_STEPS = 3, 4, 16  # episodes begin at steps 3, 6, 9, 12 and 15
@@ -47,6 +47,18 @@ def test_start_states_are_those_of_resets_and_are_used_in_turn(plan, starts_per_
 
 def test_enough_start_states_for_all_episodes_change_nothing():
     assert len({str(bits(marks(*each))) for each in (("cpu", None), ("cpu", 5), ("gpu", 5), ("cpu", 1000))}) == 1
+
+
+def test_trunks_of_forked_groups_use_theirs_in_turn():
+    simulator = Simulator(env, known_policy, known_params((0.0, 0.0)), starts_per_rollout=1)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def begin(trunk_steps):
+        state = simulator.reset(group_parameters(env, None, 2, 1), jax.random.key(0), 2)
+        return state.observation[:, 1], forked(trunk_steps).begin(simulator, state, KEY, 1).observation[:, 1]
+
+    (first, end), (_, later_end) = begin(LIMIT), begin(2 * LIMIT)
+    assert np.array_equal(end, later_end) and not np.array_equal(end, first)
 
 
 def test_errors_say_where_start_states_are_not_drawn():

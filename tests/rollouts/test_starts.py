@@ -45,6 +45,13 @@ def test_members_start_bitwise_equal_and_groups_do_not(rollout):
     assert len({str(bits(member)) for member in members}) == NUM_GROUPS
 
 
+def test_a_group_starts_with_nothing_behind_it(rollout):
+    start, _ = rollout
+    for leaf in (start.episode_return, start.episode_length, start.policy_carry, start.environment.time):
+        assert leaf.shape == (NUM_GROUPS * GROUP_SIZE,) and not leaf.any()
+    assert np.array_equal(start.observation[:, 0], start.environment.x)
+
+
 def test_actions_differ_between_members(rollout):
     _, trajectory = rollout
     actions = trajectory.action.T.reshape(NUM_GROUPS, GROUP_SIZE, NUM_STEPS)

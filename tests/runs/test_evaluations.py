@@ -114,6 +114,15 @@ def test_a_run_that_a_callback_ends_is_evaluated_last(evaluated):
     np.testing.assert_allclose(result.used, [0.6, 6 / 7, 0.6], rtol=1e-6)
 
 
+@pytest.mark.slow
+def test_a_callback_may_let_a_stopped_run_go_on(plain):
+    seen = []
+    run(CONFIG, HYPERPARAMS, KEYS, chunk_length=2, callback=lambda *now: seen.append(stop_at(6)(*now)) or seen[-1])
+    stopped = seen[-1]._replace(stopped=np.ones(3, bool))
+    result = run(CONFIG, HYPERPARAMS, KEYS, chunk_length=2, resume_from=stopped, callback=stop_at(10))
+    assert len(result.steps) == 4 and bits(result.states) == bits(plain.states)
+
+
 def test_a_run_that_never_begins_is_evaluated():
     result = run(CONFIG, HYPERPARAMS, KEYS, **EVALUATED, callback=stop_at(0))
     assert len(result.steps) == 0 and result.evaluations.iterations.tolist() == [0]
@@ -215,3 +224,14 @@ def test_an_interrupted_run_stops_where_it_would_have_stopped(tmp_path):
     assert bits(parts.metrics) == bits(whole.metrics)
     (chunk,) = read_metrics(tmp_path / "parts").values()
     assert np.array_equal(chunk.metrics[SAMPLED], whole.metrics[SAMPLED], equal_nan=True)
+
+
+@pytest.mark.slow
+def test_a_run_is_resumed_with_and_without_evaluations(tmp_path):
+    every = Evaluate(4, episodes=6)
+    for folder, first, then, evaluated_at in (("added", None, every, [7, 9]), ("left_out", every, None, [3])):
+        recorded(tmp_path / folder, first, interrupt_at=6)
+        result = recorded(tmp_path / folder, then)
+        assert np.flatnonzero(np.isfinite(result.metrics[SAMPLED][:, 0])).tolist() == evaluated_at
+        (chunk,) = read_metrics(tmp_path / folder).values()
+        assert np.array_equal(chunk.metrics[SAMPLED], result.metrics[SAMPLED], equal_nan=True)

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from probes import difference
+from probes import check, difference
 
-from grpo_jax import GRPO, Config, Hyperparams, evaluate, run
+from grpo_jax import GRPO, Config, Hyperparams, evaluate, objectives, run
 from grpo_jax.algorithms import with_reference
 from grpo_jax.environments.tokens import ACCURACY, FORMAT, make_task, text
 from grpo_jax.errors import ConfigError
@@ -17,6 +17,7 @@ from grpo_jax.policies import MLP, Transformer
 from grpo_jax.recording.statistics import pass_at_k
 from grpo_jax.runs.imitation import UPDATES_PER_CHUNK, completion_loss, imitate, imitation_loss, warm_start
 from grpo_jax.training.train import initial_states
+from grpo_jax.types import RewardParts
 
 SMALL = {"num_envs": 8, "group_size": 4, "num_minibatches": 1}
 SMALL["network"] = Transformer(width=16, num_layers=1, num_heads=2)
@@ -118,6 +119,26 @@ def test_only_tokens_of_the_policy_are_learnt():
     forced = jnp.array([[False, True, False], [False, False, False]])
     loss = completion_loss(policy, logits, "carry", jnp.array([7, 8]), jnp.array(completions), forced)
     assert loss == pytest.approx(-np.mean([*chosen[:1], *chosen[2:]]), rel=1e-5)
+
+
+def test_each_part_of_a_reward_is_normalised_by_itself():
+    """Two steps of two groups of two, two parts of the reward whose weights differ between the groups."""
+    values = jnp.array([[[0, 1], [1, 0], [0, 3], [0, 5]], [[1, 0], [0, 2], [0, 9], [0, 0]]], jnp.float32)
+    weights = jnp.broadcast_to(jnp.array([[1, 0.1], [1, 0.1], [2, 0.5], [2, 0.5]]), values.shape)
+    valid = jnp.array([[True] * 4, [True, True, False, True]])
+    of_parts = objectives.outcome(
+        objectives.decoupled_normalized, objectives.reward_part_scores, objectives.reward_part_weights
+    )
+
+    @jax.jit
+    def compare(valid, values, weights):
+        return of_parts(SimpleNamespace(valid=valid, reward_parts=RewardParts(values, weights)), Hyperparams(), 2)
+
+    advantage = compare(valid, values, weights)
+    np.testing.assert_allclose(advantage[0], [-0.1, 0.1, -0.5, 0.5], rtol=1e-4)
+    np.testing.assert_allclose(advantage[1], [-0.1, 0.1, 0.0, 0.5], rtol=1e-4)
+    with pytest.raises(ConfigError, match="parts of the reward"):
+        check(Config(environment="Catch-bsuite", algorithm=GRPO._replace(advantage=of_parts)))
 
 
 def test_pass_at_k_counts_choices():

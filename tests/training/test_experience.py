@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from probes import Probe, acted, bits, known_policy
+from probes import Probe, acted, bits, known_params, known_policy
 
 from grpo_jax import Config, Hyperparams, make_init, make_train_step
-from grpo_jax.algorithms import GRPO, GRPO_RETURN_TO_GO, SAME_STEP_GAE, with_reference
+from grpo_jax.algorithms import DR_GRPO, GRPO, GRPO_RETURN_TO_GO, SAME_STEP_GAE, with_reference
 from grpo_jax.baselines import stateless
 from grpo_jax.environments import group_parameters, make_environment
 from grpo_jax.groups import ANCHORED, anchored_groups, forked
@@ -18,7 +18,7 @@ from grpo_jax.rollouts.collect import collect, kept_groups
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.training.train_step import initial_state
 from grpo_jax.types import Trajectory
-from grpo_jax.updates.batch import make_batch
+from grpo_jax.updates.batch import live_groups, make_batch
 
 CARTPOLE = {"environment": "CartPole-v1", "network": MLP((4,)), "num_epochs": 1, "num_minibatches": 1}
 ANCHORED_GRPO = GRPO_RETURN_TO_GO._replace(start=ANCHORED)
@@ -129,6 +129,17 @@ def test_forks_count_their_lead_and_the_trunk_goes_on(vine):
     assert np.array_equal(trajectory.valid[1:], alive[:-1]), "branches end with their episode"
 
 
+def test_the_trunk_moves_by_the_lead():
+    start = forked(3)
+    env = make_environment(Probe(), {"max_steps_in_episode": 50})
+    simulator = Simulator(env, known_policy, known_params((0.0, 0.0)), discount=0.5)
+    state = at_reset(simulator, jax.random.key(0), 4, 1)
+    begun = jax.jit(lambda state, key: start.begin(simulator, state, key, 2))(state, jax.random.key(1))
+    assert begun.episode_length.tolist() == [3] * 4
+    assert begun.discounted_return.tolist() == [1.75] * 4
+    assert np.array_equal(begun.observation[:, 1], state.observation[jnp.array([0, 0, 2, 2]), 1])
+
+
 def test_a_baseline_sees_one_window_at_a_time(anchored):
     """What is paid in the second window moves no value of the first, not even of another environment."""
     _, _, trajectory = anchored
@@ -196,6 +207,22 @@ def test_groups_are_kept_by_how_much_their_members_differ():
     assert both.observation[0].tolist() == [4, 5, 6, 7, 12, 13, 14, 15]
     lost = kept([3e5 + 1 / 3] * 4 + [0, np.nan, 0, 9] + [1, 0, 1, 0] + [0, 4, 0, 4])
     assert lost.reward[0].tolist() == [0, 4, 0, 4, 1, 0, 1, 0], "neither what is not finite nor what is all the same"
+
+
+def test_kept_groups_differ_in_the_rewards_of_training():
+    """In one group actions pay 1 and 10, both of which are clipped to 1; in the other 1 and 0.5."""
+    fields = {"environment": Probe(), "num_envs": 8, "group_size": 4, "num_kept_groups": 1}
+    config = Config(algorithm=DR_GRPO, **CARTPOLE | fields)
+    hyperparams = Hyperparams(reward_clip=1.0)
+    state = jax.jit(make_init(config))(jax.random.key(0), hyperparams, {"bonus": jnp.array([9.0, -0.5])})
+    state, metrics = jax.jit(make_train_step(config))(state)
+    assert metrics["episode/return_max"] > 3 and metrics["advantage/abs_mean"] > 0
+
+
+def test_live_groups_have_an_advantage_somewhere():
+    advantage = jnp.zeros((3, 6)).at[1, 2].set(1.0).at[2, 5].set(1.0)
+    mask = jnp.ones((3, 6), bool).at[2, 5].set(False)
+    assert live_groups(advantage, mask, 2).tolist() == [False, False, True, True, False, False]
 
 
 def test_without_a_live_group_the_parameters_stay_bitwise():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from probes import Probe, bits, counted
 
-from grpo_jax import Config, make_train, make_train_step, run
+from grpo_jax import Config, Hyperparams, make_init, make_train, make_train_step, run
 from grpo_jax.errors import ConfigError
 from grpo_jax.policies import MLP
 
@@ -42,6 +42,17 @@ def test_a_whole_training_is_init_and_train_steps(grpo):
     close(state.params, grpo.end.params, 1e-4)
     with pytest.raises(ConfigError, match="num_iterations=0 is not a positive integer"):
         make_train(grpo.config, 0)
+
+
+@pytest.mark.slow
+def test_without_jit_it_computes_the_same():
+    sizes = {"num_envs": 2, "num_steps": 3, "num_epochs": 1, "num_minibatches": 1, "network": MLP((4,))}
+    config = Config(environment=Probe(), algorithm="ppo", env_params={"bonus": 1.0}, **sizes)
+    train_step, state = make_train_step(config), jax.jit(make_init(config))(jax.random.key(0), Hyperparams())
+    compiled, metrics = jax.jit(train_step)(state)
+    with jax.disable_jit():
+        plain, plain_metrics = train_step(state)
+    close((plain.params, plain.rollout, plain_metrics), (compiled.params, compiled.rollout, metrics), 1e-5)
 
 
 def test_metrics_are_finite_and_consistent(small):
@@ -123,6 +134,19 @@ def test_rows_stop_by_themselves_and_within_their_budget(grpo, driven):
     for name, value in result.metrics.items():
         if name != "environment/steps":
             assert np.isnan(value[stopped[0] :, 0]).all() and np.isfinite(value[: stopped[0], 0]).all(), name
+
+
+@pytest.mark.slow
+def test_a_row_is_the_train_step_again_and_again(grpo, driven):
+    result, _ = driven
+    step = jax.jit(make_train_step(grpo.config))
+    for row in (0, 1):
+        hyperparams = grpo.hyperparams.replace(total_steps=BUDGETS[row], max_episodes=MAX_EPISODES)
+        state = grpo.init(KEYS[row], hyperparams)
+        for iteration in range(int(result.states.iteration[row])):
+            state, metrics = step(state)
+            assert result.metrics["environment/steps"][iteration, row] == metrics["environment/steps"]
+        close(jax.tree.map(lambda leaf, row=row: leaf[row], result.states.params), state.params, 1e-6)
 
 
 def test_a_stopped_row_stays_bitwise_whatever_the_others_do(grpo, driven):

@@ -127,3 +127,13 @@ def test_every_order_of_five_is_equally_frequent():
     assert len(counts) == 120
     chi_square = np.sum((counts - 500.0) ** 2 / 500.0)
     assert chi_square < 119 + 4 * np.sqrt(2 * 119)  # mean and standard deviation of its distribution
+
+
+def test_a_sample_of_a_large_batch_may_land_anywhere():
+    # 2^20 samples share 2^12 random values: almost every one is tied with hundreds, which keep their order.
+    num_samples = 2**20
+    order = np.asarray(shuffled_order(jax.random.key(3), jnp.ones(num_samples, bool)))
+    assert abs(np.corrcoef(order, np.arange(num_samples))[0, 1]) < 0.005
+    # A minibatch of a sixteenth has its share of every sixteenth of the batch.
+    shares = np.histogram2d(order // (num_samples // 16), np.arange(num_samples) // (num_samples // 16), bins=16)[0]
+    np.testing.assert_allclose(shares, num_samples / 256, rtol=0.1)
