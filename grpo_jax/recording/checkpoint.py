@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import json
 import logging
 import os
 import re
@@ -101,8 +102,10 @@ class Checkpoints:
         }
         # Orbax refuses empty arrays.
         arrays = {path: leaf for path, leaf in arrays.items() if leaf.size and path not in given}
+        run = plain(run | {"arrays": {path: zlib.crc32(leaf) for path, leaf in arrays.items()}})
+        run["checksum"] = _checksum(run)  # orbax has none of bits that have flipped
         saved = ocp.args.PyTreeSave(arrays, ocdbt_target_data_file_size=_FILE_SIZE)
-        items = ocp.args.Composite(arrays=saved, run=ocp.args.JsonSave(plain(run)))
+        items = ocp.args.Composite(arrays=saved, run=ocp.args.JsonSave(run))
         with self._disk_errors():  # also of the previous checkpoint, which was written in the background
             self._manager.wait_until_finished()
             if shutil.disk_usage(self._directory).free < 2 * sum(leaf.nbytes for leaf in arrays.values()) + 2**20:
@@ -183,6 +186,8 @@ class Checkpoints:
         run = self._manager.restore(step, args=ocp.args.Composite(run=ocp.args.JsonRestore())).run
         if run["format"] != FORMAT:
             raise ValueError(f"its format is {run['format']}, and this version of grpo-jax reads {FORMAT}")
+        if run["checksum"] != _checksum(run):
+            raise ValueError("what is written beside the arrays has changed")
         check_same(run["description"], self._description)
         check_same(run["types"], {path: [list(x.shape), str(x.dtype)] for path, x in by_path(like).items()}, "state")
         if changed := [path for path, checksum in run["given"].items() if self._given.get(path) != checksum]:
@@ -196,6 +201,8 @@ class Checkpoints:
         arrays |= {path: given[path] for path in run["given"]}
         saved = {path: leaf for path, leaf in arrays.items() if leaf.size and path not in run["given"]}
         arrays |= self._manager.restore(step, args=ocp.args.Composite(arrays=ocp.args.PyTreeRestore(saved))).arrays
+        if damaged := [path for path in saved if zlib.crc32(arrays[path]) != run["arrays"][path]]:
+            raise ValueError(f"{damaged[0]} has changed since it was written")
         return run, arrays
 
 
@@ -209,6 +216,11 @@ def _manager(directory: Path) -> ocp.CheckpointManager:
     arrays = ocp.PyTreeCheckpointHandler(type_handler_registry=types, multiprocessing_options=processes)
     handlers = {"arrays": arrays, "run": ocp.JsonCheckpointHandler(multiprocessing_options=processes)}
     return ocp.CheckpointManager(directory.resolve(), options=options, item_handlers=handlers)
+
+
+def _checksum(run: Mapping[str, Any]) -> int:
+    """Of all but the checksum itself."""
+    return zlib.crc32(json.dumps({**run, "checksum": None}, sort_keys=True).encode())
 
 
 def _is_key(leaf: jax.Array) -> bool:

@@ -5,7 +5,6 @@ import random
 import shutil
 
 import jax
-import jax.numpy as jnp
 import pytest
 from language_models import make_model
 from probes import bits
@@ -23,7 +22,7 @@ CATCH = Config(
     environment="Catch-bsuite", algorithm="ppo", num_envs=2, num_steps=2, num_minibatches=1, network=MLP((2,))
 )
 DESCRIPTION = {"name": "a", "config": {"num_envs": 8}}
-STATE = {"kernel": jnp.full((3, 2), 1.0), "key": jax.random.split(jax.random.key(1), 3)}
+STATE = {"kernel": jax.random.normal(jax.random.key(0), (3, 50, 50)), "key": jax.random.split(jax.random.key(1), 3)}
 JUNK = (None, True, -1, 0, 3, 2**70, 1.5, 1e999, "", "x", "os:system", "\x00", [], [[]], [1, "a"], {}, {"a": {}})
 
 
@@ -135,7 +134,17 @@ def test_a_damaged_checkpoint_is_refused_or_read(seed, checkpoints, tmp_path):
     except ConfigError as error:
         assert "checkpoint" in str(error)
     else:
-        assert found is None or jax.tree.structure(found.states) == jax.tree.structure(STATE)
+        assert found is None or bits(found.states) == bits(STATE)
+
+
+def test_a_flipped_bit_of_a_checkpoint_is_found(checkpoints, tmp_path):
+    folder = shutil.copytree(checkpoints, tmp_path / "copy")
+    path = max((folder / "2" / "arrays").rglob("d/*"), key=lambda path: path.stat().st_size)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with Checkpoints(folder, DESCRIPTION) as saved, pytest.raises(ConfigError, match="kernel has changed since"):
+        saved.restore(jax.eval_shape(lambda: STATE))
 
 
 MODEL_FILES = ("config.json", "tokenizer_config.json", "generation_config.json", "tokenizer.json", "model.safetensors")
