@@ -6,7 +6,7 @@ import functools
 import logging
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from rich.console import Console
 from grpo_jax.algorithms import name_of
 from grpo_jax.config import Config
 from grpo_jax.environments import EnvParams
-from grpo_jax.errors import check_arguments
+from grpo_jax.errors import ConfigError, check_arguments
 from grpo_jax.hyperparams import Hyperparams, completed
 from grpo_jax.policies import partition
 from grpo_jax.recording.figures import plot_settings, ranked_settings
@@ -106,7 +106,7 @@ def recorded_run(
       MemoryError, OSError: there is too little memory, or the folder cannot be written to.
     """
     recording = as_recording(recording)
-    check_arguments("recorded_run", options, OPTIONS)
+    check_known("recorded_run", options, OPTIONS)
     recording.check()
     check_run(config, hyperparams)
     check_read((config, hyperparams))
@@ -129,6 +129,14 @@ def recorded_run(
 def as_recording(recording: Recording | str | Path) -> Recording:
     """The recording, of a folder alone too; raises ConfigError for anything else."""
     return recording if isinstance(recording, Recording) else Recording(recording)
+
+
+def check_known(function: str, options: Mapping[str, Any], known: set[str]) -> None:
+    """Raises ConfigError for an argument that the function does not have, also if it is a field of `Recording`."""
+    for name in options.keys() - known:
+        if name in Recording.__dataclass_fields__:
+            raise ConfigError(f"{name} is a field of the recording: Recording(folder, {name}={options[name]!r})")
+    check_arguments(function, options, known)
 
 
 def record(

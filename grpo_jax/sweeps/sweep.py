@@ -21,7 +21,7 @@ from grpo_jax.recording.files import read_archive, write_json
 from grpo_jax.recording.metrics_logger import MetricsLogger
 from grpo_jax.recording.policy_saver import FOLDER as POLICIES
 from grpo_jax.recording.policy_saver import KINDS, policy_file, write_policies
-from grpo_jax.recording.recorder import NO_ITERATIONS, as_recording
+from grpo_jax.recording.recorder import NO_ITERATIONS, as_recording, check_known
 from grpo_jax.recording.run_folder import Recording
 from grpo_jax.runs.processes import is_process_zero
 from grpo_jax.runs.progress import Chunk
@@ -79,6 +79,7 @@ def sweep(
       ConfigError: nothing varies, a field is unknown, a value comes twice or does not fit the others.
       FileExistsError, StopSignal, MemoryError, OSError: as `recorded_run`.
     """
+    check_known("sweep", options, OPTIONS)
     hyperparams = Hyperparams() if hyperparams is None else hyperparams
     if total_steps is not None:
         hyperparams = hyperparams.replace(total_steps=total_steps)

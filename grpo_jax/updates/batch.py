@@ -131,7 +131,13 @@ def _with_baseline(
 
     def apply(trajectory):
         arguments = state.baseline, policy, state.params, hyperparams, config.group_size
-        return config.algorithm.baseline.apply(trajectory, *arguments)
+        results = config.algorithm.baseline.apply(trajectory, *arguments)
+        if len(results) != 3:
+            raise ValueError(
+                "the slot 'baseline' should return values, final values and the next state (without a state values and "
+                f"final values), but returned {len(results)} results"
+            )
+        return results
 
     # The values come from each window alone, the next state from all windows at once.
     value, final_value, baseline_state = apply(trajectory)

@@ -10,7 +10,7 @@ import pytest
 from probes import Probe, bits
 from rich.console import Console
 
-from grpo_jax import Config, Evaluate, Hyperparams, Recording, load, recorded_run
+from grpo_jax import Config, Evaluate, Hyperparams, Recording, load, recorded_run, sweep
 from grpo_jax.errors import ConfigError
 from grpo_jax.policies import MLP
 from grpo_jax.recording import figures
@@ -161,6 +161,8 @@ def test_arguments_that_are_elsewhere_are_refused(tmp_path):
     arguments = CONFIG, Hyperparams(), jax.random.split(jax.random.key(0), 1)
     with pytest.raises(ConfigError, match="unknown argument 'evaluations'.*evaluate"):
         recorded_run(*arguments, tmp_path / "out", evaluations=3)
+    with pytest.raises(ConfigError, match=r"checkpoint_every is a field of the recording: Recording\(folder"):
+        sweep(CONFIG, {"discount": [0.9, 0.99]}, out=tmp_path / "out", checkpoint_every=3)
     with pytest.raises(ConfigError, match="None is no path.*such as runs/mine"):
         recorded_run(*arguments, None)
     with pytest.raises(ConfigError, match="keys must be an array"):

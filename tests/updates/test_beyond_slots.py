@@ -11,6 +11,7 @@ from probes import Probe, check
 from small import minibatch_gradient
 
 from grpo_jax import GRPO, PPO, Config, Hyperparams, make_train_step
+from grpo_jax.baselines import stateless
 from grpo_jax.errors import ConfigError
 from grpo_jax.objectives import group_centered, outcome, with_hyperparams
 from grpo_jax.policies import make_pure_policy
@@ -169,6 +170,7 @@ REFUSED = [
     ({"algorithm": GRPO._replace(metrics=rewarded)}, r"is no tuple of functions; write metrics=\(f,\)"),
     ({"algorithm": GRPO._replace(metrics=(rewarded, rewarded))}, "rewarded gives 'mine/reward', but another metric"),
     ({"algorithm": GRPO._replace(metrics=(lambda trajectory: {},))}, r"fills the slot metrics, which is called as f\("),
+    ({"algorithm": GRPO._replace(baseline=stateless(lambda *_: (0.0,)))}, "the slot 'baseline'.*returned 2 results"),
     (giving(3.0), "metrics=.*gives float; return a dict such as"),
     (giving({"loss": 1.0}), "the name 'loss'; use a prefix of your own"),
     (giving({"setting/discount": 1.0}), "the name 'setting/discount'"),
