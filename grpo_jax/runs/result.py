@@ -1,6 +1,6 @@
 """The result of a run: its metrics by setting, seed and iteration, as arrays and as a table of pandas."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -44,35 +44,15 @@ class RunResult(NamedTuple):
 
         Rows with the same hyperparameters and env_params are seeds of one setting. NaN where there is no value.
         """
-        columns = [{STEPS: part.steps, **part.metrics} for part in self.by_setting.values()]
-        shape = len(columns), *np.max([each[STEPS].shape[::-1] for each in columns], axis=0)
-        curves = {name: np.full(shape, np.nan) for name in dict.fromkeys(name for each in columns for name in each)}
-        for i, each in enumerate(columns):
-            for name, values in each.items():
-                curves[name][i, : values.shape[1], : len(values)] = values.T
-        return curves
+        return stacked(self.by_setting.values())
 
     def to_dataframe(self) -> "pandas.DataFrame":
-        """A table of pandas, with a line for each iteration of each seed of each setting.
+        """A table of pandas, with a line for each iteration of each row.
 
-        Its columns are the hyperparameters and env_params in which rows differ, or the axes of a sweep, `seed`,
-        `iteration`, `environment_steps` and the metrics. Raises ConfigError if pandas is not installed.
+        Its columns are the hyperparameters and env_params in which rows differ, `seed`, `iteration`,
+        `environment_steps` and the metrics. Raises ConfigError if pandas is not installed.
         """
-        try:
-            import pandas
-        except ImportError as error:
-            raise ConfigError(
-                "to_dataframe() needs pandas, which is not installed: pip install pandas; or use curves(), which are "
-                "arrays"
-            ) from error
-        frames = []
-        for setting, part in self.by_setting.items():
-            iteration, seed = np.indices(part.steps.shape)
-            columns: dict[str, Any] = {"seed": seed, "iteration": iteration, STEPS: part.steps, **part.metrics}
-            values = {name: each.T.reshape(-1) for name, each in columns.items()}
-            made = part.metrics.get("environment/steps", np.ones(part.steps.shape)) > 0  # not after the end of a seed
-            frames.append(pandas.DataFrame(dict(setting.values) | values)[made.T.reshape(-1)])
-        return pandas.concat(frames, ignore_index=True)
+        return as_dataframe(self.by_setting)
 
 
 def columns_of(part: Chunk | RunResult, rows: np.ndarray) -> Chunk:
@@ -90,6 +70,38 @@ def joined(parts: Sequence[Chunk | RunResult], num_rows: int) -> tuple[dict[str,
     names = dict.fromkeys(name for part in parts for name in part.metrics)
     metrics = {name: np.concatenate([values(name, part) for part in parts]) for name in names}
     return metrics, np.concatenate([np.zeros((0, num_rows), np.int64), *(part.steps for part in parts)])
+
+
+def stacked(parts: Iterable[Chunk | RunResult]) -> dict[str, np.ndarray]:
+    """Each metric as `[settings, seeds, iterations]`, float64; NaN where a setting has fewer seeds or iterations."""
+    columns = [{STEPS: part.steps, **part.metrics} for part in parts]
+    shape = len(columns), *np.max([each[STEPS].shape[::-1] for each in columns], axis=0)
+    curves = {name: np.full(shape, np.nan) for name in dict.fromkeys(name for each in columns for name in each)}
+    for i, each in enumerate(columns):
+        for name, values in each.items():
+            curves[name][i, : values.shape[1], : len(values)] = values.T
+    return curves
+
+
+def as_dataframe(parts: Mapping[Setting, Chunk | RunResult]) -> "pandas.DataFrame":
+    """A line for each iteration of each seed: its setting's values, `seed`, `iteration`, `environment_steps`, metrics.
+
+    Raises ConfigError if pandas is not installed.
+    """
+    try:
+        import pandas
+    except ImportError as error:
+        raise ConfigError(
+            "to_dataframe() needs pandas, which is not installed: pip install pandas; or use curves(), which are arrays"
+        ) from error
+    frames = []
+    for setting, part in parts.items():
+        iteration, seed = np.indices(part.steps.shape)
+        columns: dict[str, Any] = {"seed": seed, "iteration": iteration, STEPS: part.steps, **part.metrics}
+        table = pandas.DataFrame(dict(setting.values) | {name: each.T.reshape(-1) for name, each in columns.items()})
+        made = part.metrics.get("environment/steps", np.ones(part.steps.shape)) > 0  # not after the end of a seed
+        frames.append(table[made.T.reshape(-1)])
+    return pandas.concat(frames, ignore_index=True)
 
 
 def describe_ends(ended_by: np.ndarray, used: np.ndarray, word: str = "seeds") -> str:

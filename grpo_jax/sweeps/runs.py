@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -16,9 +16,12 @@ from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.recording import TrainedPolicy, bootstrap_interval, iqm, load
 from grpo_jax.recording.config_file import config_fields
 from grpo_jax.recording.statistics import describe_seeds
-from grpo_jax.runs.result import RunResult, columns_of
+from grpo_jax.runs.result import RunResult, as_dataframe, columns_of, stacked
 from grpo_jax.runs.run_spec import Setting, Value
 from grpo_jax.types import TrainState
+
+if TYPE_CHECKING:
+    import pandas
 
 
 def run_keys(seed: int, num_seeds: int) -> tuple[jax.Array, jax.Array]:
@@ -122,7 +125,17 @@ class SweepResult:
         """The result of each setting, whose columns are its seeds."""
         return {run.setting: run.result for run in self.settings}
 
-    curves, to_dataframe = RunResult.curves, RunResult.to_dataframe  # which read `by_setting`
+    def curves(self) -> dict[str, np.ndarray]:
+        """Each metric, and the `environment_steps` made so far, as `[settings, seeds, iterations]`, NaN-padded."""
+        return stacked(self.by_setting.values())
+
+    def to_dataframe(self) -> "pandas.DataFrame":
+        """A table of pandas, with a line for each iteration of each seed of each setting.
+
+        Its columns are the axes, `seed`, `iteration`, `environment_steps` and the metrics.
+        Raises ConfigError if pandas is not installed.
+        """
+        return as_dataframe(self.by_setting)
 
     def load(
         self,
