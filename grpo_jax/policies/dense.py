@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -46,6 +46,13 @@ def _transposed_first(inputs: jax.Array, gradient: jax.Array) -> jax.Array:
 product.defvjp(_forward, _backward)
 
 
+class Adapter(NamedTuple):
+    """A low-rank addition to a kernel, `scale * lora_a @ lora_b` (LoRA, https://arxiv.org/abs/2106.09685)."""
+
+    rank: int
+    scale: float
+
+
 adapter_init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 """Initialiser of an adapter's first matrix: uniform within 1 / sqrt(inputs). The second one begins at 0."""
 
@@ -58,7 +65,7 @@ class Dense(nn.Module):
     dtype: Any = None  # of the computation; None: the inputs' and parameters'
     kernel_init: Callable = dataclasses.field(default_factory=nn.initializers.lecun_normal)
     param_dtype: Any = jnp.float32  # of kernel and bias
-    adapter: tuple[int, float] | None = None  # rank and scale of what LoRA adds, scale * lora_a @ lora_b
+    adapter: Adapter | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from grpo_jax.errors import ConfigError, KnownFields, as_count
-from grpo_jax.policies.dense import adapter_init
+from grpo_jax.policies.dense import Adapter, adapter_init
 from grpo_jax.types import PyTree
 
 DENSE_LAYERS = ("qkv", "out", "gate_up", "down")
@@ -112,9 +112,9 @@ class Transformer(KnownFields):
             )
 
     @property
-    def adapter(self) -> tuple[int, float] | None:
-        """Rank and scale of the adapter of each dense layer of the blocks."""
-        return None if self.lora_rank is None else (self.lora_rank, self.lora_alpha / self.lora_rank)
+    def adapter(self) -> Adapter | None:
+        """The adapter of each dense layer of the blocks."""
+        return None if self.lora_rank is None else Adapter(self.lora_rank, self.lora_alpha / self.lora_rank)
 
     @property
     def without_lora(self) -> "Transformer":
@@ -190,5 +190,5 @@ def merge_lora(architecture: Transformer, params: PyTree) -> tuple[Transformer, 
     for *layer, name in flat:
         if name == "lora_a":
             change = jnp.matmul(flat[*layer, "lora_a"], flat[*layer, "lora_b"], precision="highest")
-            merged[*layer, "kernel"] += architecture.adapter[1] * change
+            merged[*layer, "kernel"] += architecture.adapter.scale * change
     return architecture.without_lora, unflatten_dict(merged)

@@ -1,6 +1,7 @@
 """New episodes within a rollout: start states for every environment whose episode ends."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +13,16 @@ from grpo_jax.rollouts.scan import any_in_all_rows
 from grpo_jax.types import PyTree, RolloutState
 
 
+class StartStates(NamedTuple):
+    """The start states of the new episodes in a rollout, some of which are drawn ahead and carried through its loop."""
+
+    take: Callable  # (ahead, ended [B] bool, episode [B]) -> ahead, (states, observations), each leaf [B, ...]
+    ahead: PyTree = ()  # before the first step, each leaf [B, ...]
+
+
 def make_start_states(
     environment: Environment, start: RolloutState, keys: jax.Array, num_draws: int, num_starts: int | None = None
-) -> tuple[Callable, PyTree]:
+) -> StartStates:
     """Start states for the environments whose episodes end; the n-th of an environment depends only on its key and n.
 
     A reset is many small operations, and few episodes end at any one step. With `num_draws` that many start states of
@@ -33,8 +41,7 @@ def make_start_states(
       num_starts: start states of each environment in this rollout; None: a new one for every episode.
 
     Returns:
-      `take(ahead, ended [B], episode [B]) -> ahead, (states, observations)`, each leaf `[B, ...]`, without meaning
-      where no episode ended; and the start states drawn `ahead` that the loop carries, before its first step.
+      The states and observations that `take` gives environments whose episode has not ended have no meaning.
     """
 
     def draw(key, params, episode):
@@ -45,11 +52,13 @@ def make_start_states(
         return jax.vmap(one)(keys, start.environment_params, first[:, None] + jnp.arange(number)[None])
 
     if num_starts is None and (not num_draws or envs_are_split()):
-        return lambda ahead, ended, episode: (ahead, jax.vmap(draw)(keys, start.environment_params, episode)), ()
+        return StartStates(
+            lambda ahead, ended, episode: (ahead, jax.vmap(draw)(keys, start.environment_params, episode))
+        )
     zeros = jnp.zeros(start.num_envs, jnp.int32)
     if num_starts is not None:
         drawn = draw_many(zeros, num_starts)
-        return lambda ahead, ended, episode: (ahead, _at(drawn, episode % num_starts)), ()
+        return StartStates(lambda ahead, ended, episode: (ahead, _at(drawn, episode % num_starts)))
 
     def take(ahead, ended, episode):
         is_short = any_in_all_rows(ended & (episode >= ahead[1] + num_draws))
@@ -60,7 +69,7 @@ def make_start_states(
         return jnp.broadcast_to(x[:, None], (len(x), num_draws, *x.shape[1:]))
 
     # Nothing is drawn yet: the first end of an episode replaces these copies.
-    return take, (jax.tree.map(copies, (start.environment, start.observation)), zeros - num_draws)
+    return StartStates(take, (jax.tree.map(copies, (start.environment, start.observation)), zeros - num_draws))
 
 
 def _at(drawn: PyTree, index: jax.Array) -> PyTree:

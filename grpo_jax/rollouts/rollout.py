@@ -15,7 +15,7 @@ from grpo_jax.groups import copy_to_members
 from grpo_jax.policies import Policy
 from grpo_jax.policies.sampling import apply_sampling_mask
 from grpo_jax.rollouts.outcomes import add_outcome
-from grpo_jax.rollouts.resets import advance_where, make_start_states, new_episodes, select
+from grpo_jax.rollouts.resets import StartStates, advance_where, make_start_states, new_episodes, select
 from grpo_jax.rollouts.scan import any_in_all_rows, scan_in_blocks
 from grpo_jax.rollouts.values import Truncations, cut_at_divergence, with_final_values, with_values
 from grpo_jax.types import PyTree, RolloutState, Trajectory
@@ -27,7 +27,7 @@ class LoopCarry(NamedTuple):
     state: RolloutState
     num_done: jax.Array  # [B] int32: the steps that ended an episode, or came after its end where no other follows
     truncations: Truncations | None  # None where no episode follows another, or no value of their ends is needed
-    ahead: PyTree  # start states of later episodes: see `make_start_states`
+    ahead: PyTree  # start states of later episodes: see `StartStates`
 
 
 class Simulator(NamedTuple):
@@ -111,13 +111,13 @@ class Simulator(NamedTuple):
 
         # What the loop carries; the parameters of the environments stay as they are, so it need not carry them.
         start, environment_params = state._replace(environment_params=None), state.environment_params
-        take_start, ahead = self._start_states(state, key_reset, num_steps) if auto_reset else (None, None)
-        step = functools.partial(self._step, take_start, environment_params, greedy)
+        start_states = self._start_states(state, key_reset, num_steps) if auto_reset else None
+        step = functools.partial(self._step, start_states and start_states.take, environment_params, greedy)
         carry = LoopCarry(
             start,
             num_done=jnp.zeros(num_envs, jnp.int32),
             truncations=self._no_truncations(start, num_steps) if auto_reset else None,
-            ahead=ahead,
+            ahead=start_states and start_states.ahead,
         )
 
         # The loop over steps, with random numbers for a block at a time.
@@ -159,8 +159,8 @@ class Simulator(NamedTuple):
         has_passes = not self.policy.has_carry and self.policy.sampling_mask is None
         return self.plan.value_passes if has_passes else 0
 
-    def _start_states(self, state: RolloutState, key: jax.Array, num_steps: int) -> tuple[Callable, PyTree]:
-        """The start states of a rollout of `num_steps`: see `make_start_states`."""
+    def _start_states(self, state: RolloutState, key: jax.Array, num_steps: int) -> StartStates:
+        """The start states of a rollout of `num_steps`."""
         keys = jax.random.split(threefry(key), state.num_envs)
         num_starts = self.starts_per_rollout and min(self.starts_per_rollout, num_steps)
         return make_start_states(self.environment, state, keys, min(self.plan.num_reset_draws, num_steps), num_starts)
@@ -189,7 +189,7 @@ class Simulator(NamedTuple):
         """One step of the loop: the next carry and the record, each leaf `[B, ...]`.
 
         Args:
-          take_start: gives start states of new episodes (see `make_start_states`); None: no episode follows another.
+          take_start: gives the start states of new episodes (see `StartStates`); None: no episode follows another.
           environment_params, greedy: as of `unroll`.
           carry: before the step.
           xs: the noise of the actions, and the keys of the environments.
@@ -326,8 +326,9 @@ class Simulator(NamedTuple):
             trajectory = with_values(self.policy, self.params, trajectory, state.policy_carry, self._num_passes)
         policy_carry = self.policy.sequence_carry(state.policy_carry)
         trajectory = trajectory._replace(carry=jax.tree.map(lambda leaf: leaf[None], policy_carry))
-        finals = carry.truncations, carry.state, self.keep_final
-        trajectory = with_final_values(self.policy, self.params, trajectory, *finals)
+        trajectory = with_final_values(
+            self.policy, self.params, trajectory, carry.truncations, carry.state, self.keep_final
+        )
         end = carry.state._replace(environment_params=state.environment_params)
         return add_outcome(self.environment, self.discount, auto_reset, end, trajectory)
 

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from operator import attrgetter
 from typing import Any
 
 import jax
@@ -41,7 +40,6 @@ class RigidBodies(Timed):
     """
 
     can_diverge = True
-    dt = property(attrgetter("inner.dt"))  # seconds of a step
     model_field: str  # the attribute of `inner` that holds the model that JAX computes with
 
     @contextlib.contextmanager
@@ -53,6 +51,11 @@ class RigidBodies(Timed):
             yield
         finally:
             setattr(self.inner, self.model_field, model)
+
+    @property
+    def dt(self) -> float:
+        """Seconds of a step."""
+        return self.inner.dt
 
     def action_space(self, params):
         """Actions in [-1, 1], as in the packages' own training."""
@@ -69,14 +72,19 @@ class Brax(RigidBodies):
     """A brax task, such as "brax:ant", with episodes of 1000 steps as in brax's own training."""
 
     model_field = "sys"
-    mj_model = property(attrgetter("inner.sys.mj_model"))
-    joints = staticmethod(attrgetter("inner.pipeline_state.q", "inner.pipeline_state.qd"))
 
     def __init__(self, name: str):
         from brax import envs
 
         super().__init__(envs.get_environment(name), 1000)
         self.name = f"brax:{name}"
+
+    @property
+    def mj_model(self) -> Any:
+        return self.inner.sys.mj_model
+
+    def joints(self, state: TimedState) -> tuple[jax.Array, jax.Array]:
+        return state.inner.pipeline_state.q, state.inner.pipeline_state.qd
 
     @in_float32
     def step_env(self, key, state, action, params):
@@ -95,9 +103,6 @@ class Playground(RigidBodies):
     """
 
     model_field = "_mjx_model"
-    mj_model = property(attrgetter("inner.mj_model"))
-    joints = staticmethod(attrgetter("inner.data.qpos", "inner.data.qvel"))
-    dt = property(lambda self: self.inner.dt * self.num_repeats)
 
     def __init__(self, name: str):
         from mujoco_playground import registry
@@ -107,6 +112,17 @@ class Playground(RigidBodies):
         self.num_repeats = config.action_repeat
         super().__init__(inner, -(-config.episode_length // self.num_repeats))
         self.name = f"playground:{name}"
+
+    @property
+    def dt(self) -> float:
+        return self.inner.dt * self.num_repeats
+
+    @property
+    def mj_model(self) -> Any:
+        return self.inner.mj_model
+
+    def joints(self, state: TimedState) -> tuple[jax.Array, jax.Array]:
+        return state.inner.data.qpos, state.inner.data.qvel
 
     @in_float32
     def step_env(self, key, state, action, params):
