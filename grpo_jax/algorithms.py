@@ -155,8 +155,11 @@ MAX_RL = GRPO._replace(advantage=outcome(objectives.max_rl))
 # The advantage alone is the paper's.
 OPTIMAL_TOKEN_BASELINE = GRPO._replace(advantage=objectives.optimal_token_baseline_advantage)
 # It is prime-rl's variant; clip_low is the largest change of a probability.
-_SQUARED = objectives.k2_to_behaviour, entropy_bonus
-IPO = GRPO._replace(surrogate=_UNCLIPPED, penalties=_SQUARED, step_mask=objectives.keep_near_behaviour)
+IPO = GRPO._replace(
+    surrogate=_UNCLIPPED,
+    penalties=(objectives.k2_to_behaviour, entropy_bonus),
+    step_mask=objectives.keep_near_behaviour,
+)
 # The clip widths, such as 0.15, are to be set.
 DPPO_TV = GRPO._replace(
     surrogate=with_hyperparams(objectives.truncated_surrogate), step_mask=objectives.keep_within_total_variation
@@ -166,7 +169,7 @@ DPPO_KL = DPPO_TV._replace(step_mask=objectives.keep_within_kl)
 # The ratio alone is the paper's.
 VESPO = GRPO._replace(ratio=objectives.vespo_ratio, surrogate=_UNCLIPPED, whole_sequences=True)
 # The paper learns values, from given data; here the members of a group are compared, on their own data.
-DRO = GRPO._replace(surrogate=_POLICY_GRADIENT, penalties=_SQUARED)
+DRO = GRPO._replace(surrogate=_POLICY_GRADIENT, penalties=(objectives.k2_to_behaviour, entropy_bonus))
 # The paper's is a variant of DAPO.
 HIGH_ENTROPY = GRPO._replace(step_mask=objectives.keep_high_entropy, whole_minibatches=True)
 # Of the paper's changes to GRPO it has this mask and the estimate of the KL.

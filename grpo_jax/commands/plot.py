@@ -138,7 +138,9 @@ def table(runs: list[SavedRun]) -> Table:
 
 
 def probability_of_improvement(x: ArrayLike, y: ArrayLike) -> tuple[float, float, float]:
-    """P(X > Y) + P(X = Y) / 2 for a run X of one algorithm and a run Y of another (section 4.3 of https://arxiv.org/abs/2108.13264).
+    """P(X > Y) + P(X = Y) / 2 for a run X of one algorithm and a run Y of another.
+
+    Section 4.3 of https://arxiv.org/abs/2108.13264.
 
     Args:
       x, y: scores of the runs of each, `[num_runs]`, perhaps of different numbers.

@@ -30,8 +30,9 @@ def cast_like(tree: PyTree, like: PyTree, what: str) -> PyTree:
     another structure or shape.
     """
     tree = jax.tree.map(jnp.asarray, tree)
-    if (structures := [jax.tree.structure(each) for each in (tree, like)])[0] != structures[1]:
-        path, after, before = first_difference(tree, like) or ("", *structures)
+    structure, wanted = jax.tree.structure(tree), jax.tree.structure(like)
+    if structure != wanted:
+        path, after, before = first_difference(tree, like) or ("", structure, wanted)
         raise ConfigError(
             f"{what} has {path!r}: {before} after a reset, {after} after a step; return the same structure"
         )

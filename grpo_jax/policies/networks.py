@@ -54,14 +54,14 @@ class MLP(KnownFields):
 
     def __post_init__(self):
         """Checks the fields."""
-        resolve = functools.partial(object.__setattr__, self)
+        set_field = functools.partial(object.__setattr__, self)  # the class is frozen
         for name in {"recurrent_size", "conv_channels"} & vars(self).keys():
-            resolve(name, as_count(name, getattr(self, name)))
+            set_field(name, as_count(name, getattr(self, name)))
         for name in ("hidden_sizes", "critic_hidden_sizes"):
             sizes = getattr(self, name)
             try:
                 if sizes is not None or name == "hidden_sizes":
-                    resolve(name, tuple(as_count(name, size) for size in sizes))
+                    set_field(name, tuple(as_count(name, size) for size in sizes))
             except (ConfigError, TypeError) as error:
                 raise ConfigError(f"{name}={sizes!r} must be positive integers, such as (64, 64)") from error
         gain = self.actor_init_gain
@@ -72,7 +72,7 @@ class MLP(KnownFields):
                 given = getattr(self, name)
                 raise ConfigError(f"unknown {name} {given!r}: {nearest(str(given), known)}")
         if isinstance(self.actor_observation, list):
-            resolve("actor_observation", tuple(self.actor_observation))
+            set_field("actor_observation", tuple(self.actor_observation))
         for name in ("critic_hidden_sizes", "actor_observation"):
             if self.shared_critic and getattr(self, name) is not None:
                 raise ConfigError(
@@ -147,8 +147,8 @@ class CNN(MLP):
         images = [index for index, leaf in enumerate(leaves) if is_image(leaf.shape[1:])]
         if len(images) != 1:
             raise ConfigError(
-                f"network={name_of(self)!r} needs one image, [height, width, ...] of at least 3 by 3, but observations "
-                f"have {len(images)}, among the shapes {', '.join(str(leaf.shape[1:]) for leaf in leaves)}; use "
+                f"network={name_of(self)!r} needs one image, [height, width, ...] of at least 3 by 3, but of the "
+                f"observed arrays, {', '.join(str(leaf.shape[1:]) for leaf in leaves)}, {len(images)} are images; use "
                 "network='mlp', or join several images along their channels in the environment"
             )
         leaves[images[0]] = convolution(leaves[images[0]], self.conv_channels, getattr(nn, self.activation))

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import struct
 from jax.lax import broadcast_to_rank
 
 from grpo_jax.hyperparams import SHARE, Hyperparams, at_least_1, number
@@ -22,7 +21,6 @@ from grpo_jax.types import PyTree
 MIN_TEMPERATURE = 1e-6  # logits are divided by no less
 
 
-@struct.dataclass
 class SamplingHyperparams(Hyperparams):
     """With the numbers of `Config(truncate_sampling=True)`."""
 

@@ -225,7 +225,7 @@ def fits(value: Any, kind: Any) -> bool:
 
 
 def describe_kind(kind: Any) -> str:
-    """A type in words, such as "int" or "dict[str, int] | None"."""
+    """A type as Python writes it, such as "int" or "dict[str, int] | None"."""
     return str(kind).replace("typing.", "") if get_args(kind) else kind.__name__
 
 

@@ -100,8 +100,20 @@ def run(
     """
     check_run(config, hyperparams)
     check_read((config, hyperparams))
-    start, calls = (env_params, params, resume_from), (evaluate, callback, chunk_length)
-    return Rows(config, hyperparams, keys, *start, *calls, mesh, compilation_cache).run()
+    rows = Rows(
+        config,
+        hyperparams,
+        keys,
+        env_params=env_params,
+        params=params,
+        resume_from=resume_from,
+        evaluate=evaluate,
+        callback=callback,
+        chunk_length=chunk_length,
+        mesh=mesh,
+        compilation_cache=compilation_cache,
+    )
+    return rows.run()
 
 
 @dataclasses.dataclass
