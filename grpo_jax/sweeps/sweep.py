@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from rich.console import Console
 
 from grpo_jax.config import Config
-from grpo_jax.errors import ConfigError, as_count, check_arguments
+from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.recording.config_file import as_fields
 from grpo_jax.recording.figures import NUM_DRAWN
@@ -88,7 +88,6 @@ def sweep(
     keys, evaluation_keys = run_keys(seed, as_count("num_seeds", num_seeds))
     bases, traced = make_bases(configs, values or {}, hyperparams, keys)
     plans = make_grid(bases, traced, None if samples is None else as_count("samples", samples), seed)
-    check_arguments("sweep", options, OPTIONS)
     return train_grid(plans, as_recording(out), evaluation_keys, **options)
 
 
