@@ -1,11 +1,16 @@
 """A folder has one writer; what cannot be written to, or holds another run, is one line."""
 
+import ctypes
 import fcntl
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from saved_policies import save_policies
+from small import small_config
 
 import grpo_jax
 from grpo_jax import Recording
@@ -80,3 +85,41 @@ def test_signals_wait_and_a_second_interrupt_does_not():
     with deferred_signals() as received:
         pass
     assert received == [] and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL and len(reached) == 1
+
+
+READ = """
+import sys, jax, numpy, grpo_jax
+from grpo_jax import Hyperparams, Recording, recorded_run
+from grpo_jax.commands import evaluate, play
+folder, gif = map(grpo_jax.recording.files.as_path, sys.argv[1:])
+policy, key = grpo_jax.load(folder, which="best"), jax.random.key(0)
+assert policy.act(numpy.zeros(policy.config.env.observation.shape)) in (0, 1, 2)
+evaluate.main(evaluate.Arguments(folder, num_episodes=2))
+play.main(play.Arguments(folder, out=gif))
+for out, resume in ((folder, True), (folder / "inner", False)):
+    try:
+        recorded_run(policy.config, Hyperparams(total_steps=64), key[None], Recording(out, 100, resume))
+    except OSError as error:
+        print("said:", error)
+"""
+
+
+@pytest.mark.slow
+def test_a_read_only_folder_is_read_and_never_written(tmp_path):
+    def as_an_ordinary_user():
+        drop_from_bounding_set, override_permissions = 24, 1  # also root then has to respect permissions
+        ctypes.CDLL(None).prctl(drop_from_bounding_set, override_permissions, 0, 0, 0)
+
+    folder, gif = tmp_path / "run", tmp_path / "episode.gif"
+    save_policies(folder, small_config("ppo", "Catch-bsuite", num_steps=2))
+    parts = [folder, *folder.rglob("*")]
+    for part in parts:
+        part.chmod(0o555 if part.is_dir() else 0o444)
+    command = [sys.executable, "-c", READ, str(folder), str(gif)]
+    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=as_an_ordinary_user)
+    for part in parts:
+        part.chmod(0o755)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith("said:")]
+    assert len(lines) == 2 and all("cannot be written to" in line and "(--out)" in line for line in lines), done.stdout
+    assert {*folder.rglob("*")} == {*parts[1:]} and gif.exists()

@@ -102,6 +102,13 @@ def test_learning_curve_leaves_out_padding_and_iterations_without_episodes():
     np.testing.assert_array_equal(curve.high, curve.mean)
 
 
+def test_learning_curve_resists_an_outlying_seed():
+    steps = np.tile([[100], [200]], 8)
+    returns = np.tile([[1.0], [2.0]], 8)
+    returns[:, 3] = -1e6
+    np.testing.assert_array_equal(learning_curve(steps, returns, num_points=2).mean, [1, 2])
+
+
 def test_learning_curve_of_all_episodes_of_each_part():
     """Nine short episodes and a long one are ten, in whichever iterations they end."""
     steps = [[10], [20], [30], [40], [50]]

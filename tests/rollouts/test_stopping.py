@@ -68,6 +68,7 @@ def test_rows_stop_together():
     whole, early = (jax.device_get(player(CPU, check)(rows)) for check in (0, 1))
     assert bits(seen(*whole)) == bits(seen(*early))
     assert (early[0].policy_carry == 6).all()
+    assert bits(player(CPU, 0, True)(rows[:1])) == bits(player(CPU, 1, True)(rows[:1])), "episodes follow each other"
 
 
 @pytest.mark.parametrize(

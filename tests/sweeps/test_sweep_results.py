@@ -57,6 +57,9 @@ def test_each_setting_is_the_run_it_would_be_alone(found):
     assert result.curves()[RETURN].shape == (1, 3, 3) and [*result.settings.rows] == [Setting()]
     for name in (RETURN, "policy/entropy", "loss/value"):
         np.testing.assert_allclose(found.settings[1].result.metrics[name], result.metrics[name], rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(found.curves()[RETURN][1], found.settings[1].result.metrics[RETURN].T)
+    table = pytest.importorskip("pandas") and found.to_dataframe()
+    assert [*table.columns[:4]] == ["learning_rate", "seed", "iteration", "environment_steps"] and len(table) == 18
 
 
 def test_settings_are_ranked_by_their_means():
