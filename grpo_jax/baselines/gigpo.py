@@ -37,11 +37,16 @@ def same_state_advantage(
     state that was visited once, or whose returns are all equal, gets exactly 0.
 
     Args:
-      returns, mask: `[T, N]`, returns-to-go, and true on the valid steps.
+      returns: `[T, N]` returns-to-go.
       state: each leaf `[T, N, ...]`; two states are the same if 64 bits of hash are.
-      group_size, eps, ddof: as in `objectives.advantages`.
+      mask: `[T, N]`, true on the valid steps.
+      group_size: members of a group; divides `N`. Static.
       normalize: without it, returns are only centred. Static.
+      eps, ddof: as of `grpo_jax.objectives.whiten`.
       sizes: `[N]`, the sum of absolute rewards of a rollout, up to whose rounding returns are equal; None: their own.
+
+    Returns:
+      `[T, N]`.
     """
     returns, valid = at_least_float32(returns).reshape(-1), mask.astype(bool).reshape(-1)
     group = jnp.broadcast_to(jnp.arange(mask.shape[1], dtype=jnp.uint32) // group_size, mask.shape)
@@ -85,7 +90,8 @@ def same_turn_advantage(
       tokens: int `[T, N]`, the token that was read before each step; members of a group share the prompt.
       acted: bool `[T, N]`, true where the policy wrote the token, false where the task did, and after the end.
       discount: per turn, in [0, 1].
-      group_size, sizes: as of `same_state_advantage`.
+      group_size: members of a group; divides `N`. Static.
+      sizes: as of `same_state_advantage`.
 
     Returns:
       `[T, N]`, the same at each token of a turn, 0 where the policy did not act.

@@ -24,7 +24,8 @@ def state_hash_values(
     Args:
       observation: each leaf `[T, N, ...]`.
       final_observation: each leaf `[F, N, ...]`, of the observations that no step starts from (see `next_values`).
-      returns, mask: `[T, N]`, returns-to-go, and true on the valid steps.
+      returns: `[T, N]` returns-to-go.
+      mask: `[T, N]`, true on the valid steps.
       fallback: `[T, N]`, the value where no other rollout visited the state.
 
     Returns:

@@ -109,11 +109,16 @@ def optimal_token_baseline(
     with the t-th actions of the others, as in multi-turn tasks. https://arxiv.org/abs/2602.07078.
 
     Args:
-      returns, log_prob, mask: `[T, N]`; log-probabilities of the actions, under the behaviour policy.
+      returns: `[T, N]`, returns-to-go.
+      log_prob: `[T, N]`, of the actions under the behaviour policy.
       sum_squares: `[T, N]`, the sum of the squared probabilities of all actions.
-      group_size: members of a group.
+      mask: `[T, N]`, true on the valid steps.
+      group_size: members of a group; divides `N`. Static.
       lone_baseline: where only one rollout still acts, its baseline is its own return, so that its advantage is 0;
         otherwise it is 0, and the advantage the return. Static.
+
+    Returns:
+      `[T, N]`.
     """
     _check_groups(group_size, "optimal_token_baseline")
     valid = mask.astype(bool)
@@ -140,8 +145,11 @@ def greedy_baseline(scores: jax.Array, greedy_scores: jax.Array) -> jax.Array:
 
         A_gi = r_gi - r_g(argmax policy)
 
-    ReMax (https://arxiv.org/abs/2310.10505). `greedy_scores`, `[num_groups]`, are of rollouts that take the most likely
-    action at every step. Groups of one are enough.
+    ReMax (https://arxiv.org/abs/2310.10505). Groups of one are enough.
+
+    Args:
+      scores: `[num_groups, group_size]` of the sampled rollouts.
+      greedy_scores: `[num_groups]` of a rollout that takes the most likely action at every step.
     """
     chex.assert_shape(greedy_scores, scores.shape[:-1])
     return at_least_float32(scores) - at_least_float32(greedy_scores)[..., None]
@@ -152,8 +160,11 @@ def length_weighted(scores: jax.Array, lengths: jax.Array) -> jax.Array:
 
         A_i = r_i - sum_j(len_j r_j) / sum_j(len_j)
 
-    OPO (https://arxiv.org/abs/2505.23585). `lengths`, as the scores, are numbers of valid steps; a group without any is
-    weighted evenly.
+    OPO (https://arxiv.org/abs/2505.23585).
+
+    Args:
+      scores: `[num_groups, group_size]`.
+      lengths: `[num_groups, group_size]`, the valid steps of each rollout; a group without any is weighted evenly.
     """
     _check_groups(scores.shape[-1], "length_weighted")
     chex.assert_equal_shape([scores, lengths])
@@ -197,8 +208,15 @@ def process_supervised(
     GRPO with process supervision (https://arxiv.org/abs/2402.03300, section 4.1.3). Where every step pays the same
     (CartPole) the advantages are exactly 0, so there is nothing to learn.
 
-    `rewarded`, `[T, N]`, is true on the steps that have a reward, such as the ends of reasoning steps, None: on all.
-    Other valid steps get the sum of the later ones.
+    Args:
+      rewards: `[T, N]`, one for each step.
+      mask: `[T, N]`, true on the valid steps.
+      group_size: members of a group; divides `N`. Static.
+      rewarded: `[T, N]`, true on the steps that have a reward, such as the ends of reasoning steps. Other valid
+        steps get the sum of the later ones. None: all.
+
+    Returns:
+      `[T, N]`.
     """
     _check_groups(group_size, "process_supervised")
     rewards, valid = _by_group(rewards, group_size), _by_group(mask, group_size).astype(bool)
@@ -233,10 +251,13 @@ def decoupled_normalized(
     largest spread drown the others. The paper whitens the result over the batch (`whiten`).
 
     Args:
-      scores_per_reward: `[num_rewards, num_groups, group_size]`; one that is constant in a group adds exactly 0 there.
+      scores_per_reward: `[num_rewards, num_groups, group_size]`.
       weights: `[num_rewards]`, or `[num_rewards, num_groups]` where they differ between groups.
       rewarded: bool, as the scores: whether the component applies to the rollout. Elsewhere it counts in no mean and no
         deviation, and adds 0. None: everywhere.
+
+    Returns:
+      `[num_groups, group_size]`; a component that is constant in a group adds exactly 0 there.
     """
     normalized = group_normalized(scores_per_reward, rewarded, eps=eps, ddof=ddof)
     weights = at_least_float32(weights)
@@ -249,7 +270,13 @@ def same_step_leave_one_out(returns: jax.Array, mask: jax.Array, group_size: int
 
         V_it = mean_{j != i, j valid at t} R_jt
 
-    Exact where the other members' returns are equal, 0 where there are none.
+    Args:
+      returns: `[T, N]` returns-to-go.
+      mask: `[T, N]`, true on the valid steps.
+      group_size: members of a group, at least 2; divides `N`. Static.
+
+    Returns:
+      `[T, N]`, in the units of the returns; exact where the other members' returns are equal, 0 where there are none.
     """
     _check_groups(group_size, "same_step_leave_one_out")
     returns = _by_group(at_least_float32(returns), group_size)

@@ -39,8 +39,17 @@ def random_covariant_steps(
 
         cov_t = (A_t - mean(A)) (log pi_t - mean(log pi));  at random, of the steps with low < cov_t < high
 
-    All are `[T, N]`; means are over the valid steps. As many steps are selected as are this fraction of them, rounded
-    down, at least one if one qualifies. The paper excludes those that PPO clips already.
+    Args:
+      log_prob: `[T, N]`, of the policy, in nats.
+      advantages: `[T, N]`.
+      mask: `[T, N]`, true on the valid steps; means are over these.
+      key: of the draw.
+      fraction: of the valid steps that are selected, rounded down, at least one.
+      low, high: covariances between which a step may be drawn.
+      excluded: `[T, N]`, true on steps that are not to be drawn: the paper excludes those that PPO clips already.
+
+    Returns:
+      `[T, N]`, boolean; all false where no step qualifies.
     """
     covariance = _covariance(log_prob, advantages, mask)
     eligible = mask.astype(bool) & (covariance > low) & (covariance < high)
@@ -56,7 +65,8 @@ def most_covariant_steps(
 
         the fraction * (valid steps) with the largest (A_t - mean(A)) (log pi_t - mean(log pi))
 
-    On them the objective is `ratio A - coef |log_ratio|` (`abs_k1`). None if all covariances are 0.
+    On them the objective is `ratio A - coef |log_ratio|` (`abs_k1`). Arguments and result as in
+    `random_covariant_steps`; none if all covariances are 0.
     """
     covariance = _covariance(log_prob, advantages, mask)
     return _first(-covariance, mask.astype(bool) & jnp.any(covariance != 0), mask, fraction)

@@ -23,9 +23,16 @@ def value_loss(
         (V - target)^2 / 2
         and, with `clip`, at least (V_old + clip(V - V_old, -clip, clip) - target)^2 / 2
 
-    The clip, in the units of the values, is of PPO's reference implementation. Arrays have any one shape; targets and
-    `behaviour_values`, as predicted during the rollout, are constants. The gradient is exactly 0 where the clipped
-    error is the larger.
+    The clip is of PPO's reference implementation.
+
+    Args:
+      values: any shape.
+      targets: the same shape; constants.
+      behaviour_values: the same shape, as predicted during the rollout; constants, read only with a clip.
+      clip: width, in the units of the values; None for the plain error.
+
+    Returns:
+      The same shape; its gradient is exactly 0 where the clipped error is the larger.
 
     Raises:
       ValueError: a clip without the values to clip around.
@@ -173,8 +180,13 @@ def explained_variance(values: jax.Array, targets: jax.Array, mask: jax.Array) -
 
         1 - var(targets - values) / var(targets)
 
-    A scalar: 1 for perfect values, 0 for constant ones, below 0 for worse; 0 where the targets do not vary. All are
-    `[T, N]`; what is not valid, NaN included, is ignored.
+    Args:
+      values: `[T, N]`, of the critic, in the units of the returns.
+      targets: `[T, N]`, what they should be, in the same units.
+      mask: `[T, N]`, true on the valid steps; the others, NaN included, are ignored.
+
+    Returns:
+      Scalar: 1 for perfect values, 0 for constant ones, below 0 for worse; 0 where the targets do not vary.
     """
     mask = mask.astype(bool)
     values, targets = at_least_float32(values), at_least_float32(targets)

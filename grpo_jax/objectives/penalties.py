@@ -22,9 +22,18 @@ def adaptive_coefficient(
 
         coefficient' = coefficient (1 + rate clip(kl / target - 1, -max_error, max_error))
 
-    https://arxiv.org/abs/1909.08593, section 2.2; trainers that give a horizon use `rate = num_samples / horizon`. KL
-    and target, > 0, are in nats. The old coefficient where the KL or the new one is not finite, as NaN would stay for
-    ever; 0 stays 0.
+    https://arxiv.org/abs/1909.08593, section 2.2 (rate 0.1, error clipped at 0.2); trainers that give a horizon use
+    `rate = num_samples / horizon`.
+
+    Args:
+      coefficient: scalar, > 0 (0 stays 0).
+      kl: scalar, measured since the last step, in nats.
+      target: the KL to hold, in nats, > 0.
+      rate: gain of the controller.
+      max_error: limit of the relative error.
+
+    Returns:
+      The new coefficient, scalar; the old one if the KL or the new one is not finite, as NaN would stay for ever.
     """
     coefficient, kl = at_least_float32(coefficient), at_least_float32(kl)
     error = jnp.clip(kl / target - 1.0, -max_error, max_error)
@@ -136,7 +145,8 @@ def kl_penalized_reward(trajectory: Trajectory, kl: jax.Array | None, hyperparam
 
         r'_t = r_t - kl_coef kl_t,  kl_t = k1(log b, log q), b the behaviour and q the reference policy
 
-    RLHF (https://arxiv.org/abs/1909.08593).
+    RLHF (https://arxiv.org/abs/1909.08593). `kl` is `[T, B]` in nats, `kl_coef` in units of reward for each nat; 0 on
+    steps that are not valid. ValueError without a reference policy.
     """
     _check_reference(kl)
     return jnp.where(trajectory.valid, trajectory.reward - hyperparams.kl_coef * kl, 0.0)

@@ -1,8 +1,4 @@
-"""Returns-to-go, and advantages relative to the values of states.
-
-Steps are time-major, `[T, ...]`, and so are the results, in the units of the rewards. `terminated` is true where the
-task ended the episode, `truncated` where a limit cut it. `discount` and `gae_lambda` are in [0, 1].
-"""
+"""Returns-to-go, and advantages relative to the values of states."""
 
 import functools
 
@@ -42,14 +38,20 @@ def gae(
         A_t = delta_t + discount lambda (1 - terminated_t)(1 - truncated_t) A_{t+1}
 
     https://arxiv.org/abs/1506.02438. Termination stops the bootstrap; truncation does not, but both end the trace.
-    Targets for the values are `A + V`. With lambda 0 it is the one-step error, with 1 the return minus the value.
+    Targets for the values are `A + V`.
 
     Args:
-      rewards, terminated, truncated: `[T, ...]`.
+      rewards: `[T, ...]`.
       values: `[T, ...]`, of the observation before the step.
       next_values: `[T, ...]`, of the true observation after the step: at the end of an episode its final one, never
         the first one of the next episode. Ignored where terminated.
-      discount, gae_lambda: of the formula.
+      terminated: `[T, ...]`, true where the task ended the episode.
+      truncated: `[T, ...]`, true where a limit cut it.
+      discount: in [0, 1].
+      gae_lambda: in [0, 1]; 0 is the one-step error, 1 is return minus value.
+
+    Returns:
+      `[T, ...]`, in the units of the values.
     """
     chex.assert_equal_shape([rewards, values, next_values, terminated, truncated])
     rewards, values, next_values = map(at_least_float32, (rewards, values, next_values))
@@ -88,7 +90,13 @@ def discounted_returns(rewards: jax.Array, ended: jax.Array, *, discount: float)
 
         R_t = r_t + discount (1 - ended_t) R_{t+1},  R_T = 0
 
-    `rewards` and `ended`, true on the last step of an episode, are `[T, ...]`.
+    Args:
+      rewards: `[T, ...]`.
+      ended: `[T, ...]`, true on the last step of an episode.
+      discount: in [0, 1].
+
+    Returns:
+      `[T, ...]`, in the units of the rewards.
     """
     chex.assert_equal_shape([rewards, ended])
     return _accumulate(at_least_float32(rewards), ended.astype(bool), discount)
@@ -118,7 +126,14 @@ def bootstrapped_returns(
 
         R_t = r_t + discount (1 - terminated_t) R_{t+1},  with V(s') for R_{t+1} where truncated and at the window's end
 
-    All are `[T, N]`, but the final values `[F, N]`, as `next_values` takes them.
+    Args:
+      rewards: `[T, N]`.
+      final_values: `[F, N]`, as `next_values` takes them.
+      terminated, truncated: `[T, N]` bool.
+      discount: in [0, 1].
+
+    Returns:
+      `[T, N]`, in the units of the rewards.
     """
     # R_t - 0 = GAE of values 0 at lambda 1, whose next values are V(s') where a return is cut, and 0 elsewhere
     after_window = jnp.broadcast_to(final_values[-1], rewards.shape)

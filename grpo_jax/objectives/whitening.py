@@ -13,8 +13,14 @@ def whiten(advantages: jax.Array, mask: jax.Array | None = None, *, eps: float =
 
         (A - mean(A)) / (std(A) + eps)
 
-    For any shape; the mask is true on the valid entries, all of them without it. Exactly 0 on the others, and if all
-    valid entries are equal. `eps` and `ddof` are as in `advantages`.
+    Args:
+      advantages: any shape.
+      mask: the same shape, true on the valid entries; all of them without it.
+      eps: added to the standard deviation, in the units of the advantages.
+      ddof: 0 for the population's standard deviation, 1 for the root of the unbiased variance.
+
+    Returns:
+      The same shape; exactly 0 if all valid entries are equal, and on invalid ones.
     """
     valid = None if mask is None else mask.astype(bool)
     deviations = centred(advantages, valid, axis=None)

@@ -54,7 +54,11 @@ def make_actor_critic(
 ) -> Policy:
     """The policy of networks by their names in the parameters: the actor's first, its head before the critic's.
 
-    The networks are "actor" and, if there is a critic, "critic"; or one, "actor_critic", with two heads.
+    Args:
+      networks: "actor" and, if there is a critic, "critic"; or one, "actor_critic", with two heads.
+      observation: shape and dtype of each array of one observation.
+      distribution: the family of action distributions.
+      critic: whether there is a critic.
     """
 
     def init(key):
