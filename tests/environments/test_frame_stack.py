@@ -64,7 +64,7 @@ def test_frames_are_those_of_the_episode(plain, num_frames):
 
 def test_episodes_in_a_rollout_begin_anew_and_a_group_shares_the_frames_of_its_anchor(plain):
     env = stack_frames(plain, 3)
-    simulator = Simulator(env, random_policy(env.action_space), ())
+    simulator = Simulator(env, random_policy(env.action_space), (), keep_final=True)
 
     @jax.jit
     def play(key):
@@ -80,6 +80,11 @@ def test_episodes_in_a_rollout_begin_anew_and_a_group_shares_the_frames_of_its_a
     assert trajectory.terminated.any() and trajectory.truncated.any()
     assert (seen[1:][ended] == seen[1:, :, :1][ended]).all(), "copies of the first"
     np.testing.assert_array_equal(seen[1:, :, :-1][~ended], seen[:-1, :, 1:][~ended])
+    final = trajectory.final_observation["vector"].reshape(-1, 8, 3, 2)
+    for i, column in enumerate(trajectory.truncated.T):
+        for slot, t in enumerate(np.flatnonzero(column)):
+            np.testing.assert_array_equal(final[slot, i], [*seen[t, i, 1:], seen[t, i, 2] + 1])
+    np.testing.assert_array_equal(final[-1].reshape(8, 6), last)
     assert (frames == frames[0]).all() and (frames[0] == last).all(axis=1).any()
     np.testing.assert_array_equal(moved[:, :-2], frames[:, 2:])
 
