@@ -124,6 +124,9 @@ class MetricsLogger:
           done: `[R]` share of training that each row has done by its end; by default of the budget of steps.
         """
         steps = chunk.steps
+        for name, values in chunk.metrics.items():
+            if values.shape != steps.shape or steps.shape[1] != len(self._steps):
+                raise ValueError(f"{name} must be [n, R] = [{len(steps)}, {len(self._steps)}], got {values.shape}.")
         if len(steps) == 0:
             return
         active = _active(chunk)
