@@ -157,7 +157,8 @@ def add_lora(architecture: Transformer, params: PyTree, key: jax.Array) -> PyTre
     if any(path[-1] == "lora_a" for path in flat):
         raise ConfigError("the parameters have adapters already; merge_lora adds them to the weights")
     for number, path in enumerate(sorted(flat)):
-        (*layer, name), leaf = path, flat[path]
+        *layer, name = path
+        leaf = flat[path]
         if path[0] == "critic":
             continue
         if name in ("kernel", "bias", "embedding") and not is_trained("/".join(path)):

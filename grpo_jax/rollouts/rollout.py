@@ -194,9 +194,9 @@ class Simulator(NamedTuple):
           carry: before the step.
           xs: the noise of the actions, and the keys of the environments.
         """
-        state = carry.state
+        state, (noise, keys) = carry.state, xs
         alive = jnp.ones(state.num_envs, bool) if take_start else carry.num_done == 0
-        next_state, record = self._transition(state, environment_params, alive, xs, greedy)
+        next_state, record = self._transition(state, environment_params, alive, noise, keys, greedy)
         ended, cut, ahead = record.ended, record.truncated, carry.ahead
         if record.diverged is not None:
             next_state = select(record.diverged, state, next_state)
@@ -219,10 +219,16 @@ class Simulator(NamedTuple):
         return LoopCarry(next_state, carry.num_done + (ended | ~alive).astype(jnp.int32), truncations, ahead), record
 
     def _transition(
-        self, state: RolloutState, environment_params: PyTree, alive: jax.Array, xs: tuple, greedy: bool | jax.Array
+        self,
+        state: RolloutState,
+        environment_params: PyTree,
+        alive: jax.Array,
+        noise: PyTree,
+        keys: jax.Array,
+        greedy: bool | jax.Array,
     ) -> tuple[RolloutState, Trajectory]:
         """The next state, before any reset, and the record of the step, each leaf `[B, ...]`."""
-        environment, family, (noise, keys) = self.environment, self.policy.distribution, xs
+        environment, family = self.environment, self.policy.distribution
 
         # The policy chooses, among legal actions, unless the environment acts itself.
         distribution, value, policy_carry = self.policy.step(self.params, state.observation, state.policy_carry)

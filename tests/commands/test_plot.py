@@ -66,6 +66,15 @@ def test_evaluations_are_compared_only_with_evaluations(folders):
     np.testing.assert_array_equal(plot.final_returns(runs), np.float32([[0.6, 0.2], [0.9, 0.9], [0.9, 0.8]]))
 
 
+def test_folders_of_one_name_get_different_labels(tmp_path):
+    folders = [tmp_path / part for part in ("monday/grpo", "tuesday/grpo", "tuesday/ppo")]
+    for folder in folders:
+        folder.parent.mkdir(exist_ok=True)
+        write_run(folder, returns=[[0.0], [0.5], [0.6]])
+    labels = [run.label for run in plot.read_all(tuple(folders), "loss/policy")]
+    assert labels == ["monday/grpo", "tuesday/grpo", "tuesday/ppo"]
+
+
 def test_they_are_drawn_and_tabled(folders, tmp_path, capsys):
     write_run(folders[0], returns=[[1.0], [2.0], [3.0]], finals=[3.0], label="grpo", environment="Acrobot-v1")
     plot.main(plot.Arguments(runs=folders, out=tmp_path / "new"))
