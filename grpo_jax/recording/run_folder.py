@@ -111,8 +111,9 @@ def prepare_folder(directory: Path, specs: Sequence[RunSpec], *, resume: bool, s
             f"{directory} holds the run {folder!r}, which is none of {', '.join(map(repr, sorted(expected)))}; to "
             "resume, use what it was started with, also rows_at_once, or choose another folder (--out) for a new run"
         )
-    if directory not in _locks:
-        _lock(directory)
+    file, lock = _locks.get(directory), directory / ".lock"
+    if file is None or not (lock.exists() and os.path.samestat(lock.stat(), os.fstat(file.fileno()))):
+        _lock(directory)  # for the first time, or again, as the folder was removed since
 
 
 def _lock(directory: Path) -> None:

@@ -3,6 +3,7 @@
 import ctypes
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -34,6 +35,8 @@ def test_a_folder_has_one_writer(tmp_path):
             prepare_folder(tmp_path, [], resume=True)
     for _ in range(2):  # several runs of one process share it
         prepare_folder(tmp_path, [], resume=True)
+    shutil.rmtree(tmp_path)
+    prepare_folder(tmp_path, [], resume=True)
     with (tmp_path / ".lock").open("a") as other, pytest.raises(BlockingIOError):
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
