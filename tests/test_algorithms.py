@@ -210,8 +210,7 @@ def test_returns_to_go_are_compared_at_the_same_step():
 @pytest.mark.parametrize("algorithm", [GRPO, GRPO_RETURN_TO_GO], ids=["grpo", "grpo_return_to_go"])
 def test_a_nan_reward_stays_in_its_group(algorithm):
     reward = np.ones((NUM_STEPS, NUM_ENVS)) * np.arange(NUM_ENVS)
-    poisoned = reward.copy()
-    poisoned[0, 1] = np.nan
+    poisoned = np.where(np.arange(NUM_ENVS) == 1, np.nan, reward)
     clean, spoilt = (advantages(algorithm)(trajectory(r)) for r in (reward, poisoned))
     assert np.array_equal(clean[:, GROUP_SIZE:], spoilt[:, GROUP_SIZE:]) and np.isfinite(clean).all()
     assert np.isnan(spoilt[0, :GROUP_SIZE]).any()

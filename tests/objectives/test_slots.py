@@ -226,6 +226,8 @@ def test_the_kl_coefficient_follows_the_measured_kl(target, direction):
     np.testing.assert_allclose(coefficients, expected, rtol=1e-5)
     assert float(states[-1].hyperparams.kl_coef) == pytest.approx(0.1)
     np.testing.assert_allclose([m["policy/kl_coef"] for m in metrics], coefficients[1:])
+    weak, strong = (flat(programs(CONTROLLED)[1](states[1].replace(kl_coef=jnp.float32(x)))[0]) for x in (0.1, 50))
+    assert np.abs(weak - strong).max() > 1e-4, "training uses it"
 
 
 HELD = GRPO._replace(

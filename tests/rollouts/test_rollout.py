@@ -197,7 +197,6 @@ def test_a_longer_rollout_adds_masked_steps_and_nothing_else(one_episode):
     params = known_params((0.0, 0.0))
     longer, steps = jax.device_get(play(params, before, jax.random.key(3), num_steps=9, auto_reset=False))
     assert not steps.valid[6:].any() and not steps.reward[6:].any() and not steps.ended[6:].any()
-    # The first of many random numbers, as of keys, are the same however many follow: so are the episodes, to the bit.
     assert bits(after._replace(policy_carry=())) == bits(longer._replace(policy_carry=()))
     assert np.array_equal(trajectory.action, steps.action[:6])
 
