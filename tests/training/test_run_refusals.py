@@ -66,7 +66,7 @@ def test_what_cannot_be_is_refused():
 
 def test_a_budget_below_whole_episodes_names_what_would_fit():
     config = Config(environment="Freeway-MinAtar", num_envs=32, group_size=8)
-    with pytest.raises(ConfigError, match=r"Freeway-MinAtar's limit of 2500 \(max_steps_in_episode\); or use .* ppo"):
+    with pytest.raises(ConfigError, match="the limit of Freeway-MinAtar, 2500 .* num_envs=16 or fewer, or .* ppo"):
         check_budget(config, Hyperparams(total_steps=50_000))
 
 
