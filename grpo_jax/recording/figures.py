@@ -81,11 +81,12 @@ def differing(settings: Sequence[Setting]) -> list[str]:
 
 
 def ranked_settings(result: RunResult, environment: str = "") -> dict[Setting, Chunk]:
-    """The settings of a run by the mean of their seeds' last returns, the best first."""
+    """The settings of a run by the mean of their seeds' last evaluation, or final returns, the best first."""
     blocks = result.by_setting
     ranked = [*blocks]
     if len(blocks) > 1:
-        ranked = result.settings.ranked(last_known(result.metrics.get(SAMPLED, result.metrics[RETURN])))
+        evaluated = result.metrics.get(SAMPLED)
+        ranked = result.settings.ranked(result.final_return if evaluated is None else last_known(evaluated))
     return {Setting(setting.values, environment): blocks[setting] for setting in ranked}
 
 

@@ -18,13 +18,11 @@ from grpo_jax.recording.metrics_file import VALUES, as_setting
 from grpo_jax.recording.run_folder import SUMMARY_FILE
 from grpo_jax.runs.processes import from_process_zero, is_process_zero, whole_array
 from grpo_jax.runs.progress import Chunk, Progress
+from grpo_jax.runs.result import last_episodes
 from grpo_jax.runs.run_spec import RunSpec, versions
 from grpo_jax.types import TrainState, by_path
 
 FOLDER = "policies"
-
-NUM_EPISODES = 100
-"""A score is the mean of at least this many training episodes, once so many have ended."""
 
 KINDS = {
     **{"environment": str, "values": VALUES, "num_rows": int, "config": dict[str, Any]},
@@ -102,14 +100,11 @@ class RecentReturns:
 
     def add(self, chunk: Chunk) -> None:
         """Adds the episodes of the next iterations."""
-        returns, counts = (np.nan_to_num(chunk.metrics[f"episode/{name}"]) for name in ("return_mean", "count"))
-        returns, counts = np.concatenate([self._returns, returns]), np.concatenate([self._counts, counts])
-        ended_later = np.cumsum(counts[::-1], axis=0)[::-1] - counts
-        counts = np.where(ended_later < NUM_EPISODES, counts, 0.0)
+        added = (chunk.metrics[f"episode/{name}"] for name in ("return_mean", "count"))
+        returns, counts = map(np.concatenate, zip((self._returns, self._counts), added, strict=True))
+        self.scores, counts = last_episodes(returns, counts)
         kept = counts.any(axis=1)
         self._returns, self._counts = returns[kept], counts[kept]
-        with np.errstate(invalid="ignore"):  # 0 / 0 is NaN
-            self.scores = (self._returns * self._counts).sum(axis=0) / self._counts.sum(axis=0)
 
 
 class PolicySaver:

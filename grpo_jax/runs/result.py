@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 STEPS = "environment_steps"
 """The name of the environment steps since the start of a run, beside its metrics."""
+NUM_EPISODES = 100
+"""The fewest episodes of a row that decide its score, if it had as many."""
 
 
 class RunResult(NamedTuple):
@@ -32,6 +34,16 @@ class RunResult(NamedTuple):
     ended_by: np.ndarray
     used: np.ndarray  # float64 [R] fraction that it used of this limit, or of the budget, if it was stopped
     settings: Settings | None = None  # which rows have the same hyperparameters and env_params; None: all
+
+    @property
+    def final_return(self) -> np.ndarray:
+        """float64 `[R]`: the mean return of the last 100 training episodes of each row, whenever it ended.
+
+        They are the episodes of its last iterations in which 100 or more ended, or all that it had; NaN if none ended.
+        Returns of evaluations are in `evaluations`.
+        """
+        nothing = np.zeros((0, self.steps.shape[1]))
+        return last_episodes(*(self.metrics.get(f"episode/{name}", nothing) for name in ("return_mean", "count")))[0]
 
     @property
     def by_setting(self) -> dict[Setting, Chunk]:
@@ -53,6 +65,18 @@ class RunResult(NamedTuple):
         `environment_steps` and the metrics. Raises ConfigError if pandas is not installed.
         """
         return as_dataframe(self.by_setting)
+
+
+def last_episodes(returns: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The mean return `[R]` of each row's last 100 or more episodes, NaN without any; and their counts `[n, R]`.
+
+    `returns` are means over the episodes that ended in an iteration, `counts` their numbers; both `[n, R]`.
+    """
+    returns, counts = np.nan_to_num(np.float64(returns)), np.nan_to_num(np.float64(counts))
+    ended_later = np.cumsum(counts[::-1], axis=0)[::-1] - counts
+    counts = np.where(ended_later < NUM_EPISODES, counts, 0.0)
+    with np.errstate(invalid="ignore"):  # 0 / 0 is NaN
+        return (returns * counts).sum(axis=0) / counts.sum(axis=0), counts
 
 
 def columns_of(part: Chunk | RunResult, rows: np.ndarray) -> Chunk:

@@ -22,6 +22,7 @@ from grpo_jax.recording.files import read_archive, write_archive
 from grpo_jax.recording.policy_saver import PolicySaver, RecentReturns
 from grpo_jax.recording.trained_policy import TrainedPolicy
 from grpo_jax.runs.progress import Chunk, initial_progress
+from grpo_jax.runs.result import RunResult
 from grpo_jax.training.train import initial_states
 
 SIZES = {"num_envs": 4, "num_steps": 8, "num_minibatches": 1, "network": MLP((4,))}
@@ -48,6 +49,15 @@ def test_scores_are_means_of_the_last_hundred_episodes():
     np.testing.assert_allclose(recent.scores, [(60 * 2 + 50 * 5) / 110, 3.0])
     recent.add(chunk([[np.nan, 7.0]], [[np.nan, 300]]))
     np.testing.assert_allclose(recent.scores, [(60 * 2 + 50 * 5) / 110, 7.0])
+
+
+def test_final_returns_are_of_rows_that_end_at_different_iterations():
+    returns = [[9, 9, np.nan], [2, 8, np.nan], [np.nan, 7, np.nan]]
+    metrics, steps, *_ = chunk(returns, [[9, 90, 0], [1, 50, 0], [0, 50, 0]])
+    result = RunResult(None, metrics, steps, 0.0, 0.0, None, None, None)
+    np.testing.assert_allclose(result.final_return, [(9 * 9 + 2) / 10, 7.5, np.nan])
+    nothing_left = result._replace(metrics={}, steps=steps[:0])
+    assert np.isnan(nothing_left.final_return).all() and nothing_left.final_return.shape == (3,)
 
 
 def test_each_row_keeps_its_best_policy(tmp_path):
