@@ -1,4 +1,4 @@
-"""GRPO in one file: gymnax plays, flax acts, optax learns, and the formulas come from `grpo_jax.objectives`.
+"""GRPO in one file: gymnax plays, flax acts, optax learns, and the loss is written out.
 
     python examples/grpo_single_file.py
 
@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from grpo_jax.objectives import group_normalized, grpo_loss, mean_over_steps
+from grpo_jax.objectives import group_normalized, mean_over_steps
 
 ENV, ENV_PARAMS = gymnax.make("CartPole-v1")
 NUM_SEEDS = 4
@@ -158,18 +158,17 @@ def compare(reference_params: Any, rollout: Rollout) -> Batch:
 
 
 def loss(params: Any, batch: Batch) -> tuple[jax.Array, dict]:
-    """GRPO's loss of a minibatch, and its metrics."""
-    return grpo_loss(
-        chosen(log_probs_of(params, batch.observation), batch.action),
-        batch.log_prob,
-        batch.advantage,
-        batch.valid,
-        reference_log_prob=batch.reference_log_prob,
-        clip_low=CLIP_LOW,
-        clip_high=CLIP_HIGH,
-        kl_coef=KL_COEF,
-        reduce=lambda _: NUM_MINIBATCHES * batch.weight,  # so that the minibatches' mean is the loss of all
-    )
+    """GRPO's loss of a minibatch, written out, and its metrics. It equals `grpo_jax.objectives.grpo_loss`."""
+    log_prob = chosen(log_probs_of(params, batch.observation), batch.action)
+    log_prob = jnp.where(batch.valid, log_prob, batch.log_prob)  # what follows the end of an episode is a constant
+    ratio = jnp.exp(log_prob - batch.log_prob)  # 1 before the first update
+    clipped = jnp.clip(ratio, 1 - CLIP_LOW, 1 + CLIP_HIGH)
+    surrogate = jnp.minimum(ratio * batch.advantage, clipped * batch.advantage)
+    away = batch.reference_log_prob - log_prob
+    kl = jnp.exp(away) - 1 - away  # an estimate of KL(policy || reference) that is never negative
+    weight = NUM_MINIBATCHES * batch.weight  # so that the minibatches' mean is the loss of all
+    metrics = {"policy/clip_fraction": jnp.mean(surrogate < ratio * batch.advantage, where=batch.valid)}
+    return -jnp.sum(weight * (surrogate - KL_COEF * kl)), metrics
 
 
 def minibatch_order(key: jax.Array, num_samples: int) -> jax.Array:

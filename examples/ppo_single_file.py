@@ -1,4 +1,4 @@
-"""PPO in one file: gymnax plays, flax acts, optax learns, and the formulas come from `grpo_jax.objectives`.
+"""PPO in one file: gymnax plays, flax acts, optax learns, and the loss is written out.
 
     python examples/ppo_single_file.py
 
@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from grpo_jax.objectives import gae, ppo_loss, whiten
+from grpo_jax.objectives import gae, whiten
 
 ENV, ENV_PARAMS = gymnax.make("CartPole-v1")
 NUM_SEEDS = 8
@@ -155,7 +155,6 @@ class Batch(NamedTuple):
     observation: jax.Array
     action: jax.Array
     log_prob: jax.Array
-    value: jax.Array
     advantage: jax.Array  # how much better the action was than the critic had expected
     target: jax.Array  # what the critic should have expected
 
@@ -172,7 +171,7 @@ def compare(params: Any, rollout: Rollout) -> Batch:
         discount=DISCOUNT,
         gae_lambda=GAE_LAMBDA,
     )
-    batch = Batch(rollout.observation, rollout.action, rollout.log_prob, value, advantage, advantage + value)
+    batch = Batch(rollout.observation, rollout.action, rollout.log_prob, advantage, advantage + value)
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), batch)
 
 
@@ -180,22 +179,15 @@ def compare(params: Any, rollout: Rollout) -> Batch:
 
 
 def loss(params: Any, batch: Batch) -> tuple[jax.Array, dict]:
-    """PPO's loss of a minibatch, and its metrics."""
+    """PPO's loss of a minibatch, written out, and its metrics. It equals `grpo_jax.objectives.ppo_loss`."""
     log_probs = log_probs_of(params, batch.observation)
-    return ppo_loss(
-        chosen(log_probs, batch.action),
-        batch.log_prob,
-        whiten(batch.advantage),
-        value_of(params, batch.observation),
-        batch.value,
-        batch.target,
-        entropy=-jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1),
-        clip_low=CLIP,
-        clip_high=CLIP,
-        value_clip=None,
-        value_coef=VALUE_COEF,
-        entropy_coef=ENTROPY_COEF,
-    )
+    ratio = jnp.exp(chosen(log_probs, batch.action) - batch.log_prob)  # 1 before the first update
+    advantage = whiten(batch.advantage)  # mean 0, standard deviation 1
+    surrogate = jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - CLIP, 1 + CLIP) * advantage)
+    value_loss = 0.5 * jnp.square(value_of(params, batch.observation) - batch.target)
+    entropy = -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
+    metrics = {"policy/entropy": jnp.mean(entropy), "loss/value": jnp.mean(value_loss)}
+    return jnp.mean(VALUE_COEF * value_loss - surrogate - ENTROPY_COEF * entropy), metrics
 
 
 def minibatch_order(key: jax.Array, num_samples: int) -> jax.Array:

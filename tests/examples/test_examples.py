@@ -12,6 +12,7 @@ import pytest
 from gymnax.environments.classic_control.cartpole import CartPole
 
 from grpo_jax import GRPO, PPO, Config, Hyperparams, make_init, make_train_step, with_reference
+from grpo_jax.objectives import grpo_loss, mean_over_steps, ppo_loss, whiten
 from grpo_jax.policies import categorical
 from grpo_jax.updates import epochs
 
@@ -88,6 +89,36 @@ def test_the_grpo_example_equals_the_library(monkeypatch):
         **{"algorithm": with_reference(GRPO), "env_params": {"max_steps_in_episode": 20}},
         **{"num_envs": 8, "group_size": 4},
     )
+
+
+def test_the_losses_written_out_equal_the_library_s():
+    """With half of the ratios beyond the clip, and of the GRPO batch also masked steps."""
+    grpo, ppo = load("grpo_single_file", KL_COEF=0.1, NUM_MINIBATCHES=1), load("ppo_single_file")
+    draws, valid = jax.random.normal(jax.random.key(0), (9, 64)), jnp.arange(64) < 48
+    step = {"observation": draws[:4].T, "action": jnp.arange(64) % 2, "log_prob": 0.4 * draws[4] - 0.7}
+    weight = mean_over_steps(valid)
+    of_grpo = grpo.Batch(**step, advantage=draws[5], reference_log_prob=draws[6] - 2, valid=valid, weight=weight)
+    of_ppo = ppo.Batch(**step, advantage=draws[5], target=draws[7])
+
+    def library_grpo(params, batch):
+        log_prob = grpo.chosen(grpo.log_probs_of(params, batch.observation), batch.action)
+        given = batch.log_prob, batch.advantage, batch.valid
+        return grpo_loss(log_prob, *given, reference_log_prob=batch.reference_log_prob, kl_coef=0.1)[0]
+
+    def library_ppo(params, batch):
+        log_probs, values = ppo.log_probs_of(params, batch.observation), ppo.value_of(params, batch.observation)
+        given = batch.log_prob, whiten(batch.advantage), values, values, batch.target
+        entropy = -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
+        return ppo_loss(ppo.chosen(log_probs, batch.action), *given, entropy, value_clip=None)[0]
+
+    for example, library, batch in ((grpo, library_grpo, of_grpo), (ppo, library_ppo, of_ppo)):
+
+        def both(key, example=example, losses=(lambda *given, f=example.loss: f(*given)[0], library), batch=batch):
+            params = jax.tree.map(lambda leaf: leaf + 0.1, example.init(key).params)
+            return [jax.value_and_grad(loss)(params, batch) for loss in losses]
+
+        for ours, theirs in zip(*map(jax.tree.leaves, jax.jit(both)(jax.random.key(0))), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow
