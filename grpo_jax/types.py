@@ -66,36 +66,64 @@ class RewardParts(NamedTuple):
 
 
 class Trajectory(NamedTuple):
-    """One rollout of `T` steps in `B` environments, time-major."""
+    """One rollout of `T` steps in `B` environments, time-major.
 
-    observation: PyTree  # each leaf [T, B, ...]
-    action: jax.Array  # [T, B] or [T, B, D], as sampled: before a real action is scaled and clipped
-    reward: jax.Array  # [T, B]; 0 where not valid
-    terminated: jax.Array  # [T, B] bool: the step led to a terminal state
-    truncated: jax.Array  # [T, B] bool: the time limit ended the episode at a state that is not terminal
-    # [T, B] bool: False after the end of the episode, where no other follows in this rollout, and once it has diverged
+    Attributes:
+      observation: each leaf `[T, B, ...]`.
+      action: `[T, B]` or `[T, B, D]`, as sampled: before a real action is scaled and clipped.
+      reward: `[T, B]`; 0 where not valid.
+      terminated: `[T, B]` bool: the step led to a terminal state.
+      truncated: `[T, B]` bool: the time limit ended the episode at a state that is not terminal.
+      valid: `[T, B]` bool: False after the end of the episode, where no other follows in this rollout, and once it has
+        diverged.
+      log_prob: `[T, B]` of the action, under the behaviour policy.
+      distribution: `[T, B, ...]` parameters of the behaviour policy's action distribution; None with `logits_chunk`.
+      value: `[T, B]` critic's value of the observation; None without a critic.
+      next_value: `[T, B]` critic's value of the true next observation, also at a truncation; None without a critic.
+      episode_return: `[T, B]` sum of the rewards of the current episode, including this step's.
+      episode_length: `[T, B]` number of steps of the current episode, including this one.
+      discounted_return: `[T, B]` as in `RolloutState`, including this step's reward.
+      carry: of the policy before the first step, each leaf `[1, B, ...]`, or `[1, num_groups, ...]`.
+      action_mask: `[T, B, num_actions]` bool: legal actions, with `logits_chunk` as bits (`jnp.packbits`); None: all
+        always are.
+      reward_parts: `[T, B, K]`; None: the environment does not report them.
+      final_observation: each leaf `[F, B, ...]`: the last observation of each truncated episode, in order, then the one
+        after the rollout. Only baselines use it, and the next two.
+      final_carry: of the policy at these observations, each leaf `[F, B, ...]`.
+      final_value: `[F, B]` critic's values of these observations; None without a critic.
+      greedy: `[T, B]` bool: the action is the most probable one; None: all are sampled.
+      forced: `[T, B]` bool: the environment itself took the action; None: it never does.
+      diverged: `[T, B]` bool: the step led to NaN or inf; None: the environment cannot diverge.
+      state: before each step, each leaf `[T, B, ...]`; None without `keep_states`.
+      branch_steps: `[T, B]` int32: steps of the branches that valued this state; None: no branch.
+      extras: each `[T, B, ...]`, the entries of `info` that `Config.extras` names; None: no more is kept.
+    """
+
+    observation: PyTree
+    action: jax.Array
+    reward: jax.Array
+    terminated: jax.Array
+    truncated: jax.Array
     valid: jax.Array
-    log_prob: jax.Array  # [T, B] of the action, under the behaviour policy
-    distribution: PyTree  # [T, B, ...] parameters of the behaviour policy's action distribution; None with logits_chunk
-    value: jax.Array | None  # [T, B] critic's value of the observation; None without a critic
-    next_value: jax.Array | None  # [T, B] critic's value of the true next observation, also at a truncation
-    episode_return: jax.Array  # [T, B] sum of the rewards of the current episode, including this step's
-    episode_length: jax.Array  # [T, B] number of steps of the current episode, including this one
-    discounted_return: jax.Array  # [T, B] as in RolloutState, including this step's reward
-    carry: PyTree  # carry of the policy before the first step, each leaf [1, B, ...], or [1, num_groups, ...]
-    # [T, B, num_actions] bool: legal actions, with logits_chunk as bits (`jnp.packbits`); None: all always are
+    log_prob: jax.Array
+    distribution: PyTree
+    value: jax.Array | None
+    next_value: jax.Array | None
+    episode_return: jax.Array
+    episode_length: jax.Array
+    discounted_return: jax.Array
+    carry: PyTree
     action_mask: jax.Array | None = None
-    reward_parts: RewardParts | None = None  # [T, B, K]; None: the environment does not report them
-    # The last observation of each truncated episode, in order, then the one after the rollout. Only baselines use them.
-    final_observation: PyTree = None  # each leaf [F, B, ...]
-    final_carry: PyTree = None  # carry of the policy at these observations, each leaf [F, B, ...]
-    final_value: jax.Array | None = None  # [F, B] critic's values of these observations; None without a critic
-    greedy: jax.Array | None = None  # [T, B] bool: the action is the most probable one; None: all are sampled
-    forced: jax.Array | None = None  # [T, B] bool: the environment itself took the action; None: it never does
-    diverged: jax.Array | None = None  # [T, B] bool: the step led to NaN or inf; None: the environment cannot diverge
-    state: RolloutState | None = None  # before each step, each leaf [T, B, ...]; None without keep_states
-    branch_steps: jax.Array | None = None  # [T, B] int32: steps of the branches that valued this state; None: no branch
-    extras: dict[str, jax.Array] | None = None  # each [T, B, ...]: see `Config.extras`; None: no more is kept
+    reward_parts: RewardParts | None = None
+    final_observation: PyTree = None
+    final_carry: PyTree = None
+    final_value: jax.Array | None = None
+    greedy: jax.Array | None = None
+    forced: jax.Array | None = None
+    diverged: jax.Array | None = None
+    state: RolloutState | None = None
+    branch_steps: jax.Array | None = None
+    extras: dict[str, jax.Array] | None = None
 
     @property
     def is_first(self) -> jax.Array:
@@ -114,27 +142,44 @@ class Trajectory(NamedTuple):
 
 
 class Batch(struct.PyTreeNode):
-    """The samples of an update, `[S, N]`: `S` is 1 for single steps and `T` for whole sequences."""
+    """The samples of an update, `[S, N]`: `S` is 1 for single steps and `T` for whole sequences.
 
-    observation: PyTree  # each leaf [S, N, ...]
-    action: jax.Array  # [S, N] or [S, N, D]
-    log_prob: jax.Array  # [S, N] under the behaviour policy
-    distribution: PyTree  # [S, N, ...] of the behaviour policy; None with logits_chunk
-    advantage: jax.Array  # [S, N]
-    mask: jax.Array  # [S, N] bool: samples to train on
-    weight: jax.Array  # [S, N] in the loss of the whole batch
-    value: jax.Array | None  # [S, N] the critic's during the rollout, or without a critic the baseline's
-    target: jax.Array | None  # [S, N] regression target of the critic: advantage plus the value it is relative to
-    is_first: jax.Array  # [S, N] bool: first steps of episodes
-    carry: PyTree  # carry of the behaviour policy before the first step, [1, N, ...] or [1, N / group_size, ...]
-    # [S, N, num_actions] bool: legal actions, with logits_chunk as bits (`jnp.packbits`); None: all always are
+    Attributes:
+      observation: each leaf `[S, N, ...]`.
+      action: `[S, N]` or `[S, N, D]`.
+      log_prob: `[S, N]` under the behaviour policy.
+      distribution: `[S, N, ...]` of the behaviour policy; None with `logits_chunk`.
+      advantage, weight: `[S, N]`; the weight is that in the loss of the whole batch.
+      mask, is_first: `[S, N]` bool: samples to train on, first steps of episodes.
+      value: `[S, N]` the critic's during the rollout, or without a critic the baseline's.
+      target: `[S, N]` regression target of the critic: advantage plus the value it is relative to.
+      carry: of the behaviour policy before the first step, `[1, N, ...]` or `[1, N / group_size, ...]`.
+      action_mask: `[S, N, num_actions]` bool, as in `Trajectory`.
+      reference_log_prob: `[S, N]` under the reference policy; None without one.
+      reference_distribution: `[S, N, ...]` of the reference policy; None without one, or with `logits_chunk`.
+      reference_features: `[S, N, F]` input of the reference policy's head, with `logits_chunk` and
+        `exact_kl_to_reference`; else None.
+      extras: each `[S, N, ...]`, of the trajectory.
+      whole_sequences, whole_minibatches: what a slot may compare, as the update does not split it. No arrays, and so
+        known while tracing.
+    """
+
+    observation: PyTree
+    action: jax.Array
+    log_prob: jax.Array
+    distribution: PyTree
+    advantage: jax.Array
+    mask: jax.Array
+    weight: jax.Array
+    value: jax.Array | None
+    target: jax.Array | None
+    is_first: jax.Array
+    carry: PyTree
     action_mask: jax.Array | None = None
-    reference_log_prob: jax.Array | None = None  # [S, N] under the reference policy; None without one
-    reference_distribution: PyTree = None  # [S, N, ...] of the reference policy; None without one, or with logits_chunk
-    # [S, N, F] input of the reference policy's head, with logits_chunk and exact_kl_to_reference; else None
+    reference_log_prob: jax.Array | None = None
+    reference_distribution: PyTree = None
     reference_features: jax.Array | None = None
-    extras: dict[str, jax.Array] | None = None  # each [S, N, ...], of the trajectory
-    # What a slot may compare, as the update does not split it. No arrays, and so known while tracing.
+    extras: dict[str, jax.Array] | None = None
     whole_sequences: bool = struct.field(pytree_node=False, default=False)
     whole_minibatches: bool = struct.field(pytree_node=False, default=False)
 

@@ -23,6 +23,9 @@ LIMITS = {
 }
 """By kind, a metric and the most of it that is not a problem."""
 
+PAGE = "`grpo-jax docs flat_reward` says more."
+"""The end of each warning."""
+
 MESSAGES = {
     "skipped": "An update was skipped, as its loss or gradient was not finite, {where}. Try a lower learning_rate; "
     "normalize_rewards or reward_clip, if rewards are large; can_diverge = True in the class of an environment whose "
@@ -61,7 +64,7 @@ class TrainingWarnings:
                 where = f"at iteration {iteration + rows[0]}"
                 if problem.shape[1] > 1:
                     where += f" in {self._word} {list_rows(np.flatnonzero(problem[rows[0]]))}"
-                warnings.append(MESSAGES[kind].format(where=where))
+                warnings.append(f"{MESSAGES[kind].format(where=where)} {PAGE}")
         return warnings
 
     def _problems(self, metrics: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

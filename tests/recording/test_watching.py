@@ -57,6 +57,7 @@ def test_each_warning_says_where_and_what_to_try():
     assert "at iteration 7." in skipped.replace(",", ".") and "learning_rate" in skipped and "seeds" not in skipped
     (entropy,) = watched(Discrete(2), policy__entropy=np.zeros((1, 40)))
     assert "[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, and 30 more]" in entropy and "entropy_coef" in entropy
+    assert all(warning.endswith("`grpo-jax docs flat_reward` says more.") for warning in (kl, skipped, entropy))
 
 
 def test_groups_are_dead_after_long_and_across_chunks_and_reported_once():
