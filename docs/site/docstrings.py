@@ -9,10 +9,10 @@ class HouseStyle(griffe.Extension):
     """Comments on fields, such as shapes, are their descriptions; `a, b: text` describes two arguments."""
 
     def on_package(self, *, pkg, **kwargs):
-        """A subpackage's `__all__` says which names of its modules are public."""
+        """A subpackage's `__all__` says which names of its modules are public, of modules without one."""
         for package in pkg.modules.values():
             for module in package.modules.values():
-                if package.exports is not None and module.name not in package.exports:
+                if package.exports and module.exports is None and module.name not in package.exports:
                     for name, member in module.members.items():
                         member.public = name in package.exports
 

@@ -1,10 +1,12 @@
 """The site has the layout of the repository, so the links between its pages are the same in both."""
 
+import inspect
 import re
 from pathlib import Path
 
 from mkdocs.structure.files import File, Files
 
+from grpo_jax import objectives
 from grpo_jax.algorithms import PAPERS, SENTENCES
 
 ROOT = Path(__file__).parents[2]
@@ -23,10 +25,25 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Prints the algorithms; blocks that tests do not run are Python too; pictures lead to themselves in full size."""
+    """Prints the algorithms; blocks that tests do not run are Python too; pictures lead to themselves in full size.
+
+    Formulas in tables lead to the reference. A page beside which there are no others needs no list of them.
+    """
+    if page.parent is None:
+        page.meta["hide"] = ["navigation"]
     markdown = markdown.replace("<!-- the table of algorithms -->", "\n".join(algorithms()))
     markdown = re.sub(r"^```python no-run$", "```python", markdown, flags=re.MULTILINE)
+    markdown = re.sub(r"^\|.*", _with_links, markdown, flags=re.MULTILINE)
     return re.sub(r"^(!\[[^\]]*\]\(([^)]+)\))$", r"[\1](\2)", markdown, flags=re.MULTILINE)
+
+
+def _with_links(row):
+    return re.sub(r"(?<!\[)`(?:objectives\.)?(\w+)`", _as_link, row[0])
+
+
+def _as_link(name):
+    found = getattr(objectives, name[1], None)
+    return f"[{name[0]}][{found.__module__}.{name[1]}]" if inspect.isfunction(found) else name[0]
 
 
 def algorithms():

@@ -31,6 +31,7 @@ class Box(NamedTuple):
 
 
 ActionSpace = Discrete | MultiDiscrete | Box
+"""The spaces that a policy can choose from."""
 
 
 def action_codec(space: Any, name: str) -> tuple[ActionSpace, Callable]:

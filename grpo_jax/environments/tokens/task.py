@@ -9,8 +9,14 @@ import numpy as np
 
 from grpo_jax.precision import at_least_float32
 
-END, ASK, DIGITS = 0, 1, 2
-"""Tokens in every vocabulary: the end of a completion, the end of a prompt, and the digit 0."""
+END = 0
+"""The token at the end of a completion, in every vocabulary."""
+
+ASK = 1
+"""The token at the end of a prompt, in every vocabulary."""
+
+DIGITS = 2
+"""The token of the digit 0, which those of the others follow, in every vocabulary."""
 
 PAD = -1
 """Padding: no token."""
@@ -130,5 +136,10 @@ def overlong_punishment(lengths: jax.Array, *, max_length: float, buffer: float)
 
 
 ACCURACY = Reward("accuracy", accuracy)
+"""1 for a correct completion."""
+
 FORMAT = Reward("format", well_formed, weight=0.1)
+"""0.1 for a completion in the task's format, correct or not."""
+
 PROGRESS = Reward("progress", progress, process=True)
+"""At each step, by how much more of the solution is there."""
