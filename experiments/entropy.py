@@ -7,12 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax import PPO, evaluate, run
+from grpo_jax import PPO, evaluate, run, tuned
 from grpo_jax.commands.harness.command import command, make_console
 from grpo_jax.commands.harness.figures import with_interval, write_markdown
 from grpo_jax.commands.harness.limits import Seed, Seeds, Steps
 from grpo_jax.commands.harness.parsing import parse_flags
-from grpo_jax.commands.harness.settings import make_plan
 from grpo_jax.hyperparams import completed
 from grpo_jax.objectives import EntropyHyperparams, adaptive_entropy_coefficient, with_hyperparams
 from grpo_jax.recording import learning_curve
@@ -63,9 +62,9 @@ def train(name: str, algorithm, arguments: Arguments) -> list[tuple[dict, np.nda
     """Metrics `[num_iterations, num_seeds]` and final returns `[num_seeds]`, for each value of a hyperparameter."""
     values, num_seeds = VALUES[name], arguments.num_seeds
     keys, keys_score = (jnp.tile(each, len(values)) for each in run_keys(arguments.seed, num_seeds))
-    plan = make_plan("CartPole-v1", "ppo", keys, **{FIXED: 0.0, "total_steps": arguments.total_steps})
-    config = dataclasses.replace(plan.config, algorithm=algorithm)
-    hyperparams = completed(plan.hyperparams, config.hyperparams_class)
+    config, hyperparams = tuned("CartPole-v1", "ppo", **{FIXED: 0.0, "total_steps": arguments.total_steps})
+    config = dataclasses.replace(config, algorithm=algorithm)
+    hyperparams = completed(hyperparams, config.hyperparams_class)
     result = run(config, hyperparams.replace(**{name: np.repeat(values, num_seeds)}), keys)
     played = jax.vmap(lambda state, key: evaluate(config, state, key, num_episodes=128).returns.mean())
     scores = np.asarray(jax.jit(played)(result.states, keys_score)).reshape(len(values), num_seeds)

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
+from grpo_jax import tuned
 from grpo_jax.algorithms import ALGORITHMS, by_name, name_of
 from grpo_jax.commands.harness.command import command
 from grpo_jax.commands.harness.limits import Seeds, Steps
 from grpo_jax.commands.harness.parsing import parse_flags
-from grpo_jax.commands.harness.settings import make_plan
 from grpo_jax.commands.harness.study import CommandStudy, StudyArguments
 from grpo_jax.environments import tokens
 from grpo_jax.policies import Transformer
@@ -64,7 +64,7 @@ def make_plans(arguments: Arguments) -> list[RunSpec]:
             runs.append((task, "grpo", settings))
         runs.append((task, name, settings))
     keys, total_steps = arguments.training_keys, arguments.total_steps
-    return [make_plan(task, name, keys, total_steps=total_steps, **settings) for task, name, settings in runs]
+    return [RunSpec(name, *tuned(task, name, total_steps=total_steps, **fields), keys) for task, name, fields in runs]
 
 
 def plot_family(runs: list[Run], path: Path) -> None:

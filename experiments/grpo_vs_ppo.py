@@ -2,11 +2,12 @@
 
 import dataclasses
 
+from grpo_jax import tuned
 from grpo_jax.commands.harness.command import command
 from grpo_jax.commands.harness.limits import Steps
 from grpo_jax.commands.harness.parsing import parse_flags
-from grpo_jax.commands.harness.settings import make_plan
 from grpo_jax.commands.harness.study import CommandStudy, StudyArguments
+from grpo_jax.recording import RunSpec
 
 
 @dataclasses.dataclass
@@ -21,7 +22,7 @@ class Arguments(StudyArguments):
 
 def main(arguments: Arguments) -> None:
     plans = [
-        make_plan(environment, name, arguments.training_keys, total_steps=arguments.total_steps, label=name.upper())
+        RunSpec(name.upper(), *tuned(environment, name, total_steps=arguments.total_steps), arguments.training_keys)
         for environment in arguments.environments
         for name in ("grpo", "ppo")
     ]

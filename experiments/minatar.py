@@ -6,11 +6,12 @@ All methods take the same environment steps and updates with the same network.
 import dataclasses
 from typing import Any, NamedTuple
 
+from grpo_jax import tuned
 from grpo_jax.commands.harness.command import command
 from grpo_jax.commands.harness.limits import Seeds, Steps
 from grpo_jax.commands.harness.parsing import chosen, parse_flags
-from grpo_jax.commands.harness.settings import make_plan
 from grpo_jax.commands.harness.study import CommandStudy, StudyArguments
+from grpo_jax.recording import RunSpec
 from grpo_jax.sweeps.runs import sampled_return
 
 GAMES = ("Breakout", "SpaceInvaders", "Asterix", "Freeway")
@@ -50,13 +51,10 @@ class Arguments(StudyArguments):
 def main(arguments: Arguments) -> None:
     methods = chosen(METHODS, arguments.methods, "method")
     plans = [
-        make_plan(
-            f"{game}-MinAtar",
-            method.algorithm,
+        RunSpec(
+            label,
+            *tuned(f"{game}-MinAtar", method.algorithm, total_steps=arguments.total_steps, **method.fields),
             arguments.training_keys,
-            total_steps=arguments.total_steps,
-            label=label,
-            **method.fields,
         )
         for game in arguments.games
         for label, method in methods.items()

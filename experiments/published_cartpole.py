@@ -16,12 +16,12 @@ from grpo_jax.commands.harness.command import command
 from grpo_jax.commands.harness.figures import with_interval
 from grpo_jax.commands.harness.limits import Count, Seeds
 from grpo_jax.commands.harness.parsing import parse_flags
-from grpo_jax.commands.harness.settings import ALGORITHM_SETTINGS
 from grpo_jax.commands.harness.study import CommandStudy, StudyArguments
 from grpo_jax.groups import CONTINUE
 from grpo_jax.objectives import kl_to_behaviour, returns_to_go, whitened
 from grpo_jax.recording import RunSpec, iqm
 from grpo_jax.recording.figures import plot_settings
+from grpo_jax.runs.tuned_settings import ALGORITHM_SETTINGS
 from grpo_jax.sweeps.runs import Run
 
 PUBLISHED = {"(a) single trajectory": "417.8 / 418.6", "(b) window": "417.8 / 418.6", "(d) PPO": "500"}

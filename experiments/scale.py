@@ -5,12 +5,13 @@ import functools
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from grpo_jax import tuned
 from grpo_jax.algorithms import by_name
 from grpo_jax.commands.harness.command import command
 from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.commands.harness.scale import for_gpu
-from grpo_jax.commands.harness.settings import make_plan, tuned_settings
 from grpo_jax.runs.run_spec import RunSpec
+from grpo_jax.runs.tuned_settings import tuned_settings
 
 from .harness.suite_study import SuiteArguments, run_suite, score_cell
 
@@ -70,20 +71,20 @@ def plans(arguments: Arguments, environment: str) -> list[RunSpec]:
         if method.algorithm not in entry.algorithms:
             continue
         fields = fields_of(environment, method, total_steps)
-        plan = make_plan(environment, method.algorithm, arguments.training_keys, label=label, **fields)
+        plan = RunSpec(label, *tuned(environment, method.algorithm, **fields), arguments.training_keys)
         planned.setdefault((plan.config, plan.hyperparams.learning_rate), plan)
     return list(planned.values())
 
 
 def fields_of(environment: str, method: Method, total_steps: int) -> dict[str, Any]:
     """The settings of a method for that many environment steps."""
-    tuned = tuned_settings(environment, method.algorithm)
+    settings = tuned_settings(environment, method.algorithm)
     if not method.on_gpu:
-        return tuned | {"total_steps": total_steps}
+        return settings | {"total_steps": total_steps}
     given = method.given | {"total_steps": total_steps}
     if method.environments > 1:
-        given["num_envs"] = method.environments * for_gpu(tuned, by_name(method.algorithm), given)["num_envs"]
-    return for_gpu(tuned, by_name(method.algorithm), given)
+        given["num_envs"] = method.environments * for_gpu(settings, by_name(method.algorithm), given)["num_envs"]
+    return for_gpu(settings, by_name(method.algorithm), given)
 
 
 def cells(environment: str, result: dict) -> list[str]:

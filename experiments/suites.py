@@ -9,8 +9,8 @@ from grpo_jax import Hyperparams
 from grpo_jax.commands.harness.command import command
 from grpo_jax.commands.harness.limits import Seeds
 from grpo_jax.commands.harness.parsing import parse_flags
-from grpo_jax.commands.harness.settings import tuned_settings
 from grpo_jax.runs.run_spec import RunSpec
+from grpo_jax.runs.tuned_settings import tuned_settings
 
 from .harness.suite_study import SuiteArguments, make_plans, run_suite, score_cell
 

@@ -18,7 +18,6 @@ from grpo_jax.commands.harness.command import command, need_one_process
 from grpo_jax.commands.harness.language_training import params_from_warm_start
 from grpo_jax.commands.harness.limits import Seeds, Share, Steps
 from grpo_jax.commands.harness.parsing import parse_flags
-from grpo_jax.commands.harness.settings import split_fields, tuned_settings, without_unread
 from grpo_jax.commands.harness.study import CommandStudy, StudyArguments
 from grpo_jax.environments.tokens import ACCURACY, FORMAT, TASKS, accuracy, gated, make_task, well_formed
 from grpo_jax.errors import ConfigError
@@ -28,6 +27,8 @@ from grpo_jax.recording.figures import panels
 from grpo_jax.recording.files import write_json
 from grpo_jax.runs.imitation import warm_start
 from grpo_jax.runs.progress import Chunk, Progress
+from grpo_jax.runs.tuned import split_fields, without_unread
+from grpo_jax.runs.tuned_settings import tuned_settings
 from grpo_jax.sweeps.runs import Score
 from grpo_jax.types import PyTree
 

@@ -10,18 +10,18 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from grpo_jax import Hyperparams
+from grpo_jax import Hyperparams, tuned
 from grpo_jax.algorithms import KERNEL_GAE
 from grpo_jax.baselines import policy_features, stateless
 from grpo_jax.commands.harness.command import command
 from grpo_jax.commands.harness.limits import Steps
 from grpo_jax.commands.harness.parsing import parse_flags
-from grpo_jax.commands.harness.settings import make_plan
 from grpo_jax.commands.harness.study import CommandStudy, StudyArguments
 from grpo_jax.groups import CONTINUE
 from grpo_jax.objectives import next_values
 from grpo_jax.policies import Policy
 from grpo_jax.precision import exact_sum
+from grpo_jax.recording import RunSpec
 from grpo_jax.types import PyTree, Trajectory
 
 RIDGE = 1e-3
@@ -120,7 +120,7 @@ class Arguments(StudyArguments):
 def main(arguments: Arguments) -> None:
     plans = []
     for environment in arguments.environments:
-        plan = make_plan(environment, "ppo", arguments.training_keys, total_steps=arguments.total_steps, label="PPO")
+        plan = RunSpec("PPO", *tuned(environment, "ppo", total_steps=arguments.total_steps), arguments.training_keys)
         config = dataclasses.replace(plan.config, algorithm=WITHOUT_CRITIC)
         plans += [plan, plan._replace(config=config, label="least squares")]
     study = CommandStudy("without_critic", plans, arguments)

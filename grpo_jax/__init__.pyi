@@ -30,6 +30,7 @@ from .runs.evaluations import no_progress as no_progress
 from .runs.evaluations import reached_return as reached_return
 from .runs.imitation import warm_start as warm_start
 from .runs.run import run as run
+from .runs.tuned import tuned as tuned
 from .sweeps import plot as plot
 from .sweeps import sweep as sweep
 from .training.train import make_init as make_init

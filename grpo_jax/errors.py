@@ -50,7 +50,9 @@ def check_arguments(function: str, given: Iterable[str], known: Iterable[str]) -
     """Raises ConfigError for the first argument of a function that it does not have, with the nearest one."""
     for name in given:
         if name not in known:
-            raise ConfigError(f"unknown argument {name!r} of {function}: {nearest(name, known)}")
+            field = OTHER_WORDS.get(name.lower())
+            advice = f"it is {field} here" if field in known else nearest(name, known)
+            raise ConfigError(f"unknown argument {name!r} of {function}: {advice}")
 
 
 # The words of purejaxrl, CleanRL, Stable-Baselines3, rejax, brax, skrl, TRL and verl.

@@ -96,14 +96,14 @@ def one_run(name: str, seed: int, began: float, task: Task = CARTPOLE) -> dict[s
 
     mark("import")
     paused = time.time()  # what only this measurement imports does not count
-    from .trainings import same_work, tuned
+    from .trainings import same_work, tuned_training
     from .workloads import strong
 
     began += time.time() - paused
     if name in SAME_WORK:
         training = same_work(name, task.environment, task.learning_rate)
     else:
-        training = tuned(TUNED[name], task.environment, task.total_steps, seed)
+        training = tuned_training(TUNED[name], task.environment, task.total_steps, seed)
     mark("build")
     key, num_iterations = jax.random.key(seed), math.ceil(task.program_steps / training.num_samples)
     start = jax.jit(lambda key: jax.tree.map(strong, training.init(key)))

@@ -9,11 +9,10 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
-from grpo_jax import Config, TrainState
+from grpo_jax import Config, TrainState, tuned
 from grpo_jax.algorithms import name_of
 from grpo_jax.commands.harness.limits import Between, Seeds
 from grpo_jax.commands.harness.parsing import chosen
-from grpo_jax.commands.harness.settings import make_plan
 from grpo_jax.commands.harness.study import CommandStudy, StudyArguments
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording import Curve, learning_curve
@@ -116,7 +115,7 @@ def make_plans(
     """Runs of the named algorithms, by their labels, over `total_steps * steps_factor` environment steps."""
     total_steps = int(arguments.steps_factor * total_steps)
     return [
-        make_plan(environment, name, arguments.training_keys, total_steps=total_steps, label=label)
+        RunSpec(label, *tuned(environment, name, total_steps=total_steps), arguments.training_keys)
         for label, name in algorithms.items()
     ]
 

@@ -5,8 +5,7 @@ from typing import NamedTuple
 
 import jax
 
-from grpo_jax import make_init, make_train_step
-from grpo_jax.commands.harness.settings import make_plan
+from grpo_jax import make_init, make_train_step, tuned
 from grpo_jax.runs.imitation import warm_start
 
 from . import reference_implementations as reference
@@ -56,13 +55,13 @@ def same_work(name: str, environment: str, learning_rate: float) -> Training:
     return Training(*implementation, size.num_steps, size.num_samples)
 
 
-def tuned(algorithm: str, environment: str, total_steps: float, seed: int) -> Training:
+def tuned_training(algorithm: str, environment: str, total_steps: float, seed: int) -> Training:
     """Ours with the settings of `grpo-jax train`.
 
     On a token task it begins with a warm start on solutions, as no answer of random weights is right.
     """
     keys, params = jax.random.key(seed)[None], None
-    _, config, hyperparams, *_ = make_plan(environment, algorithm, keys, total_steps=total_steps)
+    config, hyperparams = tuned(environment, algorithm, total_steps=total_steps)
     init, step = make_init(config), make_train_step(config)
     if config.env.task is not None:
         _, target, learning_rate = token_task(environment.partition(":")[2])

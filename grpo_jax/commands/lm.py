@@ -15,7 +15,6 @@ from grpo_jax.algorithms import Algorithm, by_name
 from grpo_jax.commands.harness.command import command, make_console, need_one_process
 from grpo_jax.commands.harness.language_flags import DEFAULTS, Arguments, parse
 from grpo_jax.commands.harness.language_training import begun_date, train
-from grpo_jax.commands.harness.settings import without_unread
 from grpo_jax.devices.execution_plan import resolve_plan
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.groups import FRESH
@@ -34,6 +33,7 @@ from grpo_jax.language.rewards import read_weight
 from grpo_jax.objectives import kl_to_behaviour
 from grpo_jax.recording import RunSpec
 from grpo_jax.recording.files import as_path
+from grpo_jax.runs.tuned import without_unread
 from grpo_jax.sweeps.grid import as_numbers, make_grid
 from grpo_jax.training.checks import changed
 

@@ -8,10 +8,11 @@ from grpo_jax import PPO, Config, Hyperparams
 from grpo_jax.algorithms import by_name
 from grpo_jax.commands import train
 from grpo_jax.commands.harness.scale import can_grow, for_gpu
-from grpo_jax.commands.harness.settings import ENVIRONMENT_SETTINGS, split_fields, tuned_settings
-from grpo_jax.commands.harness.suite_settings import BY_SUITE
 from grpo_jax.commands.sweep import grid_of_flags
 from grpo_jax.errors import ConfigError
+from grpo_jax.runs.suite_settings import BY_SUITE
+from grpo_jax.runs.tuned import split_fields
+from grpo_jax.runs.tuned_settings import ENVIRONMENT_SETTINGS, tuned_settings
 
 SIZES = "num_envs", "num_steps", "num_minibatches", "learning_rate"
 

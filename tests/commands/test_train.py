@@ -10,11 +10,11 @@ from grpo_jax import Config, Hyperparams
 from grpo_jax.algorithms import name_of
 from grpo_jax.commands import train
 from grpo_jax.commands.harness.figures import solved_after
-from grpo_jax.commands.harness.settings import ENVIRONMENT_SETTINGS, tuned_settings
 from grpo_jax.policies import MLP
 from grpo_jax.recording.files import write_json
 from grpo_jax.runs.result import RunResult
 from grpo_jax.runs.run_spec import Setting
+from grpo_jax.runs.tuned_settings import ENVIRONMENT_SETTINGS, tuned_settings
 from grpo_jax.sweeps.runs import Run, summarise
 
 SIZES = {"num_envs": 4, "num_steps": 16, "num_minibatches": 2, "network": MLP((4,))}

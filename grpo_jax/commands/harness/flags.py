@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,6 @@ from grpo_jax import Config, Hyperparams
 from grpo_jax.algorithms import Algorithm, algorithms_with, automatic_algorithm, name_of
 from grpo_jax.commands.harness.parsing import parse_flags, peek
 from grpo_jax.commands.harness.scale import DEFAULTS, can_grow, for_gpu, resolve_scale
-from grpo_jax.commands.harness.settings import NetworkFields, make_network, tuned_settings, without_unread
 from grpo_jax.devices.execution_plan import ExecutionPlan
 from grpo_jax.environments import make_environment
 from grpo_jax.errors import LARGEST_COUNT, ConfigError, KnownFields
@@ -24,6 +24,9 @@ from grpo_jax.policies.networks import NETWORKS
 from grpo_jax.policies.networks import name_of as network_name
 from grpo_jax.recording.config_file import FIELDS, class_of, find_algorithm, read_fields
 from grpo_jax.runs.processes import is_process_zero
+from grpo_jax.runs.run_spec import format_value
+from grpo_jax.runs.tuned import NetworkFields, make_network, without_replaced, without_unread
+from grpo_jax.runs.tuned_settings import tuned_settings
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -98,11 +101,15 @@ def parse(arguments: type, flags: Sequence[str], algorithms: Sequence[str] = ())
             print(f"--algorithm auto is {name}: {reason}")
         return parse(arguments, [*flags, "--algorithm", name], algorithms)
     kind = hyperparams_class(flags, algorithms)
-    given = {word.partition("=")[0][2:].replace("-", "_") for word in flags if word.startswith("--")}
+    words = (word.partition("=")[0] for word in flags if word.startswith("--"))
+    given = {word.removeprefix("--no-").removeprefix("--").replace("-", "_") for word in words}
     for name in given - kind.__dataclass_fields__.keys():
         _check_owner(name, algorithm)
     scale = resolve_scale(chosen.scale)
+    note = f"Defaults are those of {chosen.config}."
     if chosen.config is None:
+        run = f"{algorithm if isinstance(algorithm, str) else name_of(algorithm)} on {environment}"
+        note = f"Defaults are tuned for {run}; --environment and --algorithm NAME --help show others."
         fields = _tuned(environment, find_algorithm(algorithm), scale, chosen)
     elif chosen.scale == "auto":
         fields = from_file
@@ -110,14 +117,11 @@ def parse(arguments: type, flags: Sequence[str], algorithms: Sequence[str] = ())
         raise ConfigError(f"--scale {scale} chooses tuned settings, in whose place --config gives others; leave it out")
     if type(fields.get("network")) in NETWORKS.values():
         fields = fields | vars(fields["network"]) | {"network": network_name(fields["network"])}
-    if is_custom(chosen.network) or chosen.network == "transformer":  # the tuned settings are those of other networks
-        fields = {name: value for name, value in fields.items() if name not in NetworkFields.__dataclass_fields__}
+    fields = without_replaced(fields, vars(chosen))
     static, layers, traced = (
         {name: value for name, value in fields.items() if name in kind.__dataclass_fields__}
         for kind in (Config, NetworkFields, kind)
     )
-    if chosen.total_steps is not None or chosen.num_iterations is not None:  # in place of either
-        traced = {name: value for name, value in traced.items() if name not in ("total_steps", "num_iterations")}
     # Not by its constructor, which would check it and choose its sizes before the flags are read.
     config = object.__new__(Config)
     vars(config).update(static)
@@ -126,9 +130,14 @@ def parse(arguments: type, flags: Sequence[str], algorithms: Sequence[str] = ())
         flags,
         default=arguments(config=config, layers=NetworkFields(**layers), hyperparams=kind(**traced), scale=scale),
         registry=_constructors(dict(fields.get("env_params", ()))),
-        complete=_complete,
+        complete=functools.partial(_complete, fields.get("network", "auto")),
+        note=note,
     )
     parsed.hyperparams = without_unread(parsed.config, parsed.hyperparams, traced.keys() - given)
+    if chosen.config is None:
+        unread = {name for name, value in traced.items() if value != getattr(parsed.hyperparams, name)}
+        kept = {name: value for name, value in fields.items() if name not in given | unread}
+        _say(_tuned_line(run, kept))
     return parsed
 
 
@@ -143,7 +152,7 @@ def _check_owner(name: str, algorithm: str | Algorithm) -> None:
 
 def _tuned(environment: str, algorithm: Algorithm, scale: str, chosen: Chosen) -> dict[str, Any]:
     """The tuned settings, at this scale; says in which fields a GPU's differ."""
-    fields = tuned_settings(environment, _tuned_as(algorithm))
+    fields = tuned_settings(environment, algorithm)
     if scale == "cpu" or chosen.network == "transformer" or not can_grow(environment):
         return fields
     larger = for_gpu(fields, algorithm, chosen.sizes)
@@ -155,25 +164,40 @@ def _tuned(environment: str, algorithm: Algorithm, scale: str, chosen: Chosen) -
     return larger
 
 
-def _complete(values: dict[str, Any]) -> None:
-    """Imports the algorithm, and makes the network of the flags of its fields, where these are not its defaults."""
+def _tuned_line(run: str, fields: Mapping[str, Any]) -> str:
+    """What is tuned, of these fields, in one line; nothing if all are the defaults of `Config` and `Hyperparams`."""
+    known = (dataclasses.fields(kind) for kind in (Config, NetworkFields, Hyperparams))
+    defaults = {field.name: field.default for field in itertools.chain(*known)}
+    shown = []
+    for name, value in fields.items():
+        match value:
+            case Mapping():
+                shown += [f"{parameter} {format_value(number)}" for parameter, number in value.items()]
+            case tuple():
+                shown += [f"{name} {' '.join(map(str, value))}"]
+            case _ if value != defaults[name]:
+                shown += [f"{name} {format_value(value)}"]
+    return f"tuned for {run}: {', '.join(shown)}; flags override" if shown else ""
+
+
+@functools.cache  # a line for all the settings of a sweep that have it
+def _say(line: str) -> None:
+    if line and is_process_zero():
+        print(line)
+
+
+def _complete(network: str, values: dict[str, Any]) -> None:
+    """Imports the algorithm, and makes the network of the flags of its fields, where these are not its defaults.
+
+    `network` is what "auto" stands for.
+    """
     config, layers = values["config"].keywords, values["layers"].keywords
+    config["network"] = network if config["network"] == "auto" else config["network"]
     if isinstance(config["algorithm"], str) and is_custom(config["algorithm"]):
         config["algorithm"] = find_algorithm(config["algorithm"])
     fields = {name: value for name, value in layers.items() if value != getattr(NetworkFields, name)}
-    if fields and is_custom(config["network"]):
-        name = next(iter(fields))
-        raise ConfigError(f"{name}={fields[name]!r} has no effect on a custom network; leave it out, and set it there")
     if fields:
         config["network"] = make_network(config["network"], fields, config["environment"], config["env_params"])
-
-
-def _tuned_as(algorithm: Algorithm) -> str:
-    """The name whose tuned settings it has: its own, or for a custom one those of its kind of rollout."""
-    if (name := name_of(algorithm)) != "custom":
-        return name
-    start = algorithm.start
-    return "kernel_gae" if start.grouped and start.auto_reset else "ppo" if start.auto_reset else "grpo"
 
 
 def _constructors(env_params: Mapping[str, float]) -> ConstructorRegistry:

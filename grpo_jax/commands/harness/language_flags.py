@@ -11,11 +11,11 @@ from grpo_jax import Hyperparams
 from grpo_jax.algorithms import by_name
 from grpo_jax.commands.harness.limits import Count, Finite, Seeds
 from grpo_jax.commands.harness.parsing import parse_flags, peek
-from grpo_jax.commands.harness.settings import tuned_settings
 from grpo_jax.commands.harness.study import RecordingArguments, StudyArguments
 from grpo_jax.hyperparams import completed, joined
 from grpo_jax.policies import Transformer
 from grpo_jax.policies.sampling import SamplingHyperparams
+from grpo_jax.runs.tuned_settings import tuned_settings
 
 DEFAULTS = Hyperparams(learning_rate=1e-5, num_iterations=100, discount=1.0, gae_lambda=1.0)
 

@@ -42,13 +42,15 @@ def parse_flags(
     default: T | None = None,
     registry: ConstructorRegistry | None = None,
     complete: Callable[[dict[str, Any]], None] = lambda values: None,
+    note: str = "",
 ) -> T:
     """The dataclass of flags, by default those of the command line; fields of dataclasses in it are flags as well.
 
-    `complete` may change its values before dataclasses are made of them. A flag that is unknown or whose value has
-    another type ends the process with tyro's message; a value beyond the limits of its type raises ConfigError.
+    `complete` may change its values before dataclasses are made of them; `note` is for the help. A flag that is unknown
+    or whose value has another type ends the process with tyro's message; a value beyond the limits of its type raises
+    ConfigError.
     """
-    return _parse(arguments, flags, default, registry, complete)[0]
+    return _parse(arguments, flags, default, registry, complete, note)[0]
 
 
 def parse_known_flags(arguments: type[T], flags: Sequence[str] | None = None) -> tuple[T, list[str]]:
@@ -61,10 +63,10 @@ def peek(arguments: type[T], flags: Sequence[str] | None = None) -> T:
     return tyro.cli(arguments, args=flags, return_unknown_args=True, add_help=False)[0]
 
 
-def _parse(arguments, flags, default=None, registry=None, complete=lambda values: None, allow_unknown=False):
+def _parse(arguments, flags, default=None, registry=None, complete=lambda values: None, note="", allow_unknown=False):
     flags = sys.argv[1:] if flags is None else list(flags)
     names = flag_names(arguments, default)
-    shown, description = None, inspect.cleandoc(arguments.__doc__ or "")
+    shown, description = None, "\n\n".join(filter(None, [inspect.cleandoc(arguments.__doc__ or ""), note]))
     if "--help-all" in flags:
         flags = ["--help"]
     elif {"-h", "--help"} & {*flags} and len(names) > FEW:

@@ -1,29 +1,13 @@
 """Settings found to work, by algorithm and by environment.
 
-Each is a field of `Config`, of its network or of `Hyperparams`, and the default of a flag.
+Each is a field of `Config`, of its network or of `Hyperparams`.
 """
 
-import dataclasses
-from collections.abc import Iterable, Mapping
 from typing import Any
 
-import jax
-
-from grpo_jax import Config, Hyperparams
-from grpo_jax.algorithms import ALGORITHMS
-from grpo_jax.commands.harness.suite_settings import BY_ENVIRONMENT, BY_SUITE
-from grpo_jax.environments import make_environment
+from grpo_jax.algorithms import ALGORITHMS, Algorithm, by_name, name_of
 from grpo_jax.groups import ANCHORED
-from grpo_jax.policies import CNN, Transformer
-from grpo_jax.policies.networks import resolve_network
-from grpo_jax.recording import RunSpec
-from grpo_jax.training.checks import changed, unread_fields
-
-
-@dataclasses.dataclass(frozen=True)
-class NetworkFields(Transformer, CNN):
-    """The fields of all networks, of which one uses its own."""
-
+from grpo_jax.runs.suite_settings import BY_ENVIRONMENT, BY_SUITE
 
 IN_ANCHORED_GROUPS = [name for name, algorithm in ALGORITHMS.items() if algorithm.start is ANCHORED]
 IN_GROUPS = {name: {"group_size": 8} for name in IN_ANCHORED_GROUPS}
@@ -115,49 +99,22 @@ ENVIRONMENT_SETTINGS = BY_ENVIRONMENT | {
 the name of an algorithm for that one."""
 
 
-def tuned_settings(environment: str, algorithm: str) -> dict[str, Any]:
+def tuned_settings(environment: Any, algorithm: str | Algorithm) -> dict[str, Any]:
     """The settings for an environment and an algorithm, by the names of the fields.
 
-    The environment's override its suite's, and these the algorithm's.
+    The environment's override its suite's, and these the algorithm's. An environment without settings has those of the
+    algorithm, a custom algorithm those of its kind: of PPO, of anchored groups or of GRPO.
     """
-    kind = "ppo" if algorithm in ALGORITHMS and ALGORITHMS[algorithm].start.auto_reset else "grpo"
-    suite = environment.partition(":")[0]
-    tables = ALGORITHM_SETTINGS, SUITE_SETTINGS.get(suite, {}), ENVIRONMENT_SETTINGS.get(environment, {})
+    algorithm = algorithm if isinstance(algorithm, Algorithm) else by_name(algorithm)
+    name, start = name_of(algorithm), algorithm.start
+    kind = "ppo" if start.auto_reset else "grpo"
+    if name not in ALGORITHMS:
+        name = "kernel_gae" if start.grouped and start.auto_reset else kind
+    tables = [ALGORITHM_SETTINGS]
+    if isinstance(environment, str):
+        suite = environment.partition(":")[0]
+        tables += [SUITE_SETTINGS.get(suite, {}), ENVIRONMENT_SETTINGS.get(environment, {})]
     fields = {}
     for table in tables:
-        fields |= table.get("any", {}) | table.get(kind, {}) | table.get(algorithm, {})
+        fields |= table.get("any", {}) | table.get(kind, {}) | table.get(name, {})
     return fields
-
-
-def split_fields(environment: Any, fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The fields of `Config`, with a network that has the network's fields, and the fields of `Hyperparams`."""
-    static = {name: value for name, value in fields.items() if name in Config.__dataclass_fields__}
-    own = {name: value for name, value in fields.items() if name in NetworkFields.__dataclass_fields__}
-    if own:
-        network = static.get("network", Config.network)
-        static["network"] = make_network(network, own, environment, static.get("env_params", {}))
-    return static, {name: value for name, value in fields.items() if name not in static.keys() | own.keys()}
-
-
-def make_plan(environment: str, algorithm: str, keys: jax.Array, *, label: str | None = None, **fields) -> RunSpec:
-    """A run with the tuned settings of this environment and this algorithm, except for the fields that are given."""
-    static, traced = split_fields(environment, tuned_settings(environment, algorithm) | fields)
-    config = Config(environment=environment, algorithm=algorithm, **static)
-    hyperparams = config.hyperparams_class(**traced)
-    return RunSpec(label or algorithm, config, without_unread(config, hyperparams, traced.keys() - fields.keys()), keys)
-
-
-def make_network(network: str, fields: Mapping[str, Any], environment: Any, env_params: Mapping[str, Any]) -> Any:
-    """The network that a name stands for in this environment, with these fields."""
-    shown = None, False
-    if network == "auto":  # only then is the environment asked, which may take seconds to make
-        env = make_environment(environment, dict(env_params))
-        shown = env.observation, env.prompt is not None
-    return dataclasses.replace(resolve_network(network, *shown), **fields)
-
-
-def without_unread(config: Config, hyperparams: Hyperparams, names: Iterable[str]) -> Hyperparams:
-    """The hyperparameters; those of these names that nothing reads get their defaults, as presets are for many runs."""
-    values = changed(hyperparams)
-    unread = unread_fields(config, hyperparams, [name for name in names if name in values])
-    return hyperparams.replace(**{name: hyperparams.__dataclass_fields__[name].default for name in unread})
