@@ -55,7 +55,7 @@ def unknown(name, flags):
 def test_documented_commands_have_their_flags(monkeypatch):
     # Which would import suites and models.
     monkeypatch.setattr(parsing, "_construct", lambda *_: SimpleNamespace(config=None, hyperparams=None))
-    monkeypatch.setattr(flags, "without_unread", lambda *_: None)
+    monkeypatch.setattr(flags, "without_unread", lambda *_: Hyperparams())
     commands = [(page, name, words) for page, name, words in documented() if "--help" not in words]
     wrong = [(page, name, words, what) for page, name, words in commands if (what := unknown(name, words))]
     assert len(commands) > 60 and not wrong, "\n".join(map(str, wrong))

@@ -5,11 +5,14 @@ import json
 
 import numpy as np
 import pytest
+from probes import Echo
 
-from grpo_jax import Config, Hyperparams
+from grpo_jax import ANCHORED, PPO, Config, Hyperparams, tuned
 from grpo_jax.algorithms import name_of
 from grpo_jax.commands import train
+from grpo_jax.commands.harness import flags
 from grpo_jax.commands.harness.figures import solved_after
+from grpo_jax.errors import ConfigError
 from grpo_jax.policies import MLP
 from grpo_jax.recording.files import write_json
 from grpo_jax.runs.result import RunResult
@@ -56,19 +59,52 @@ def test_train_draws_an_episode(tmp_path):
 
 
 def test_tuned_settings_are_defaults_however_flags_are_written():
-    def config(*flags):
-        return train.parse(train.Arguments, list(flags)).config
+    def config(*words):
+        return train.parse(train.Arguments, list(words)).config
 
-    for flags in (["--algorithm", "dapo"], ["--algorithm=DAPO"], ["--algorithm", "ppo", "--algorithm=dapo"]):
-        tuned = train.parse(train.Arguments, flags)
-        assert (tuned.config.num_envs, tuned.config.num_minibatches, tuned.hyperparams.clip_high) == (128, 16, 0.28)
+    for words in (["--algorithm", "dapo"], ["--algorithm=DAPO"], ["--algorithm", "ppo", "--algorithm=dapo"]):
+        parsed = train.parse(train.Arguments, words)
+        assert (parsed.config.num_envs, parsed.config.num_minibatches, parsed.hyperparams.clip_high) == (128, 16, 0.28)
     assert config().group_size == 16 and config("--num_envs", "8").group_size == 8, "chosen once the flags are known"
     assert config("--num-envs=8").num_minibatches == 16
     overridden = config("--env-params", "max_steps_in_episode=50", "gravity=1")
     assert overridden.env.max_steps == 50 and dict(overridden.env_params)["gravity"] == 1.0
-    merged = config("--environment=MemoryChain-bsuite", "--env_params", "memory_length=3")
-    assert dict(merged.env_params) == {"memory_length": 3, "max_steps_in_episode": 12}, "merged one by one"
     assert config("--environment", "Catch-bsuite").env.max_steps == 9
+
+
+TUNED = {
+    ("CartPole-v1", "ppo"): {},
+    ("Breakout-MinAtar", "KERNEL-GAE"): {"network": "auto"},
+    ("Breakout-MinAtar", "ppo"): {"network": "cnn", "learning_rate": 1e-3},
+    ("MemoryChain-bsuite", "grpo"): {"recurrent_size": 8, "env_params": {"memory_length": 3.0}},
+    ("Pendulum-v1", "auto"): {"num_iterations": 3.0},
+}
+MISTAKES = (
+    ({"lr": 1e-3}, "unknown argument 'lr' of tuned: it is learning_rate here"),
+    ({"num_env": 8}, "unknown argument 'num_env' of tuned: did you mean 'num_envs'"),
+    ({"sapo_tau_positive": 1.0}, "sapo_tau_positive is a field of SapoHyperparams"),
+    ({"network": lambda *_: None, "activation": "relu"}, "activation='relu' has no effect on a custom network"),
+    ({"environment": "Brakeout-MinAtar"}, "did you mean 'Breakout-MinAtar'"),
+    ({"algorithm": "pppo"}, "unknown algorithm 'pppo': did you mean 'ppo'"),
+)
+
+
+def test_tuned_is_what_the_command_has(capsys):
+    flags._say.cache_clear()
+    for (environment, algorithm), fields in TUNED.items():
+        given = {"environment": environment, "algorithm": algorithm} | fields
+        if "env_params" in given:
+            given["env_params"] = "memory_length=3"
+        words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+        parsed = train.parse(train.Arguments, words)
+        assert tuned(environment, algorithm, **fields) == (parsed.config, parsed.hyperparams)
+    said = capsys.readouterr().out
+    assert "tuned for ppo on CartPole-v1: num_envs 32, entropy_coef 0.01; flags override\n" in said
+    config, _ = tuned(Echo(), PPO._replace(start=ANCHORED))
+    assert (config.num_envs, config.group_size) == (32, 8), "custom ones have those of their kind"
+    for fields, message in MISTAKES:
+        with pytest.raises(ConfigError, match=message):
+            tuned(**fields)
 
 
 def test_auto_is_resolved_before_the_tuned_settings(tmp_path, capsys):

@@ -13,7 +13,7 @@ PROMISED = {
     *("Config", "Hyperparams", "Algorithm", "GRPO", "PPO", "TrainState", "make_init", "make_train_step", "run"),
     *("evaluate", "generate", "grpo_loss", "ppo_loss", "objectives", "policies", "environments", "recording"),
     *("ANCHORED", "CONTINUE", "FRESH", "forked", "with_reference", "make_mesh", "recorded_run", "answer", "warm_start"),
-    *("TrainedPolicy", "load", "reached_return", "no_progress", "baselines", "sweep", "plot"),
+    *("TrainedPolicy", "load", "reached_return", "no_progress", "baselines", "sweep", "plot", "tuned"),
 }
 
 
