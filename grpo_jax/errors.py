@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
 import jax
+import numpy as np
 
 LARGEST_COUNT = 2**31 - 1
 
@@ -98,6 +99,7 @@ class KnownFields:
     _classes: ClassVar[list[type]] = []  # all of these, in which a field is looked for
 
     def __init_subclass__(cls, **options: Any) -> None:
+        cls.__repr__ = cls.__dict__.get("__repr__", KnownFields.__repr__)  # first: a dataclass would make its own
         super().__init_subclass__(**options)
         KnownFields._classes.append(cls)
 
@@ -127,10 +129,11 @@ class KnownFields:
     def _changed(self) -> dict[str, Any]:
         """The fields that are not the defaults."""
         shown = {name: (getattr(self, name), field.default) for name, field in self.__dataclass_fields__.items()}
-        return {name: value for name, (value, default) in shown.items() if value != default}
+        return {name: value for name, (value, default) in shown.items() if hasattr(value, "dtype") or value != default}
 
     def __repr__(self) -> str:
-        fields = ", ".join(f"{name}={value!r}" for name, value in self._changed().items())
+        """Of arrays, whose numbers could fill screens, the types and ranges."""
+        fields = ", ".join(f"{name}={describe_value(value)}" for name, value in self._changed().items())
         return f"{type(self).__name__}({fields})"
 
 
@@ -143,6 +146,14 @@ def describe_arrays(tree: Any) -> str:
     """Dtypes and shapes, such as float32[3, 2]."""
     described = jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", tree)
     return described if isinstance(described, str) else str(described).replace("'", "")
+
+
+def describe_value(value: Any) -> str:
+    """As `repr`; of an array its dtype and shape, and the range of its numbers where they are known."""
+    if not hasattr(value, "dtype") or isinstance(value, jax.core.Tracer) or not value.size:
+        return describe_arrays(value) if hasattr(value, "dtype") else repr(value)
+    low, high = np.min(value), np.max(value)
+    return f"{low:g}" if low == high else f"{describe_arrays(value)} from {low:g} to {high:g}"
 
 
 def are_alike(tree: Any, other: Any) -> bool:

@@ -14,10 +14,10 @@ from rich.table import Column
 from grpo_jax.recording.metrics_file import METRICS_FILE, as_lines, truncate_metrics
 from grpo_jax.recording.run_folder import StopSignal
 from grpo_jax.recording.trackers import Guarded, Tracker
-from grpo_jax.recording.training_warnings import TrainingWarnings, list_rows
+from grpo_jax.recording.training_warnings import TrainingWarnings
 from grpo_jax.runs.evaluations import GREEDY, SAMPLED
 from grpo_jax.runs.progress import Chunk
-from grpo_jax.runs.run_spec import RunSpec
+from grpo_jax.runs.run_spec import RunSpec, list_first
 from grpo_jax.training.budget import most_steps
 
 LONGEST_SILENCE = 10.0
@@ -151,6 +151,12 @@ class MetricsLogger:
         for tracker in self._trackers:
             tracker.call("record", last.iteration, last.steps, evaluated)
 
+    def warn(self, *warnings: str) -> None:
+        """Prints warnings, and keeps them."""
+        for warning in warnings:
+            self.warnings.append(warning)
+            self._print(f"warning: {self._run}: {warning}")
+
     def _write(self, chunk: Chunk, active: np.ndarray) -> None:
         if self._file is not None:
             for line in as_lines(self._setting, chunk, active, self._settings):
@@ -165,9 +171,7 @@ class MetricsLogger:
             self.skipped_updates += np.nansum(known["optim/skipped_updates"], axis=0).astype(np.int64)
         for returns in known.get(SAMPLED, known.get("episode/return_mean", ())):
             self._returns = np.where(np.isfinite(returns), returns, self._returns)
-        for warning in self._watch(chunk.iteration, known):
-            self.warnings.append(warning)
-            self._print(f"warning: {self._run}: {warning}")
+        self.warn(*self._watch(chunk.iteration, known))
         return known
 
     def _show(self, done: float) -> None:
@@ -195,7 +199,7 @@ class MetricsLogger:
             text += f"; stopped early by {cause}"
         if (count := self.skipped_updates.sum()) > 0:
             updates = "update" if count == 1 else "updates"
-            rows = list_rows(np.flatnonzero(self.skipped_updates))
+            rows = list_first(np.flatnonzero(self.skipped_updates))
             text += f"; {count} {updates} skipped: non-finite loss or gradient in {self._settings.word} {rows}"
         return text
 

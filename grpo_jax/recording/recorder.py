@@ -33,6 +33,7 @@ from grpo_jax.recording.run_folder import (
     prepare_folder,
 )
 from grpo_jax.recording.trackers import TensorBoard, WeightsAndBiases
+from grpo_jax.runs.end_warnings import end_warnings
 from grpo_jax.runs.evaluations import Evaluate, Evaluations
 from grpo_jax.runs.processes import from_every_process, from_process_zero, is_process_zero
 from grpo_jax.runs.progress import Callback, Chunk, Progress, apply_callback
@@ -314,4 +315,7 @@ class Recorder:
             self._policies.finish(result.states, made, self._scores(result.evaluations))
         if self._checkpoints is not None:
             self._checkpoints.save(self._last)
-        return result._replace(metrics=metrics, steps=steps)
+        result = result._replace(metrics=metrics, steps=steps)
+        found = end_warnings(self.spec.config, self.spec.hyperparams, result)
+        self.logger.warn(*(text for kind, text in found.items() if kind != "skipped"))  # which was said at once
+        return result

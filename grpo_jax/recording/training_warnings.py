@@ -1,13 +1,14 @@
 """Host: warnings of what goes wrong in training, each given once."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax.environments.spaces import ActionSpace, Box, Discrete
 from grpo_jax.policies.distributions import diagonal_gaussian
+from grpo_jax.runs.run_spec import list_first
 
 ENTROPY_FRACTION = 0.01
 """An entropy has collapsed below this part of the largest one; with real actions, of the initial standard deviation."""
@@ -63,7 +64,7 @@ class TrainingWarnings:
                 self._reported.add(kind)
                 where = f"at iteration {iteration + rows[0]}"
                 if problem.shape[1] > 1:
-                    where += f" in {self._word} {list_rows(np.flatnonzero(problem[rows[0]]))}"
+                    where += f" in {self._word} {list_first(np.flatnonzero(problem[rows[0]]))}"
                 warnings.append(f"{MESSAGES[kind].format(where=where)} {PAGE}")
         return warnings
 
@@ -90,9 +91,3 @@ def _entropy_floor(space: ActionSpace) -> float:
         return initial + len(space.low) * math.log(ENTROPY_FRACTION)
     sizes = (space.num_actions,) if isinstance(space, Discrete) else space.num_actions
     return ENTROPY_FRACTION * sum(math.log(size) for size in sizes)
-
-
-def list_rows(seeds: Sequence[int]) -> str:
-    """The first ten seeds in brackets, and how many more there are."""
-    shown = ", ".join(str(seed) for seed in seeds[:10])
-    return f"[{shown}, and {len(seeds) - 10} more]" if len(seeds) > 10 else f"[{shown}]"

@@ -8,7 +8,7 @@ import numpy as np
 from grpo_jax.errors import ConfigError
 from grpo_jax.runs.evaluations import Evaluations
 from grpo_jax.runs.progress import Chunk
-from grpo_jax.runs.run_spec import Setting, Settings
+from grpo_jax.runs.run_spec import Setting, Settings, list_first
 from grpo_jax.types import TrainState
 
 if TYPE_CHECKING:
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 STEPS = "environment_steps"
 """The name of the environment steps since the start of a run, beside its metrics."""
+NUM_SHOWN = 10
+"""Settings of a result that `print` shows."""
 NUM_EPISODES = 100
 """The fewest episodes of a row that decide its score, if it had as many."""
 
@@ -35,6 +37,23 @@ class RunResult(NamedTuple):
     used: np.ndarray  # float64 [R] fraction that it used of this limit, or of the budget, if it was stopped
     settings: Settings | None = None  # which rows have the same hyperparameters and env_params; None: all
 
+    def __repr__(self) -> str:
+        """The final returns of the best ten settings, and how the run ended."""
+        settings, returns = self._settings, self.final_return
+        ranked, few = settings.ranked(returns), NUM_SHOWN
+        lines = [f"RunResult: {len(returns)} {settings.word}, {len(self.steps)} iterations"]
+        for setting in ranked[:few]:
+            seeds = list_first([f"{each:.4g}" for each in returns[settings.rows[setting]]])
+            lines.append(f"  final_return {seeds} {setting}")
+        lines += [f"  and {len(ranked) - few} more settings"] if len(ranked) > few else []
+        lines += [f"  {describe_ends(self.ended_by, self.used, settings.word)}"]
+        lines += [f"  compiled in {self.compile_seconds:.1f} s, trained in {self.train_seconds:.1f} s"]
+        return "\n".join(map(str.rstrip, lines))
+
+    @property
+    def _settings(self) -> Settings:
+        return self.settings or Settings({Setting(): np.arange(self.steps.shape[1])})
+
     @property
     def final_return(self) -> np.ndarray:
         """float64 `[R]`: the mean return of the last 100 training episodes of each row, whenever it ended.
@@ -48,8 +67,7 @@ class RunResult(NamedTuple):
     @property
     def by_setting(self) -> dict[Setting, Chunk]:
         """The metrics and steps of each setting, whose columns are its seeds."""
-        settings = self.settings or Settings({Setting(): np.arange(self.steps.shape[1])})
-        return {setting: columns_of(self, rows) for setting, rows in settings.rows.items()}
+        return {setting: columns_of(self, rows) for setting, rows in self._settings.rows.items()}
 
     def curves(self) -> dict[str, np.ndarray]:
         """Each metric, and the `environment_steps` made so far, as `[settings, seeds, iterations]`, float64.

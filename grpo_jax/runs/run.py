@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import time
+import warnings
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -18,6 +19,7 @@ from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.host_calls import finished
 from grpo_jax.hyperparams import Hyperparams, completed
 from grpo_jax.objectives.reductions import missing
+from grpo_jax.runs.end_warnings import end_warnings
 from grpo_jax.runs.evaluations import Evaluate, make_evaluation
 from grpo_jax.runs.programs import bytes_needed, explain_out_of_memory, kept_programs
 from grpo_jax.runs.progress import (
@@ -94,6 +96,8 @@ def run(
       mesh: the devices, from `grpo_jax.make_mesh`; by default the rows are split over the devices.
       compilation_cache: keep the compiled program in `~/.cache/grpo_jax`, unless JAX has a cache already.
 
+    Warns of a run in which no episode ended or most updates were skipped, and of a budget of which 5% are left.
+
     Raises:
       ConfigError: the budget does not allow an iteration or has no end, or an argument does not fit the others.
       MemoryError: the rows need more memory than there is; the message says what to lower.
@@ -113,7 +117,10 @@ def run(
         mesh=mesh,
         compilation_cache=compilation_cache,
     )
-    return rows.run()
+    result = rows.run()
+    for text in end_warnings(config, rows.hyperparams, result).values():
+        warnings.warn(text, stacklevel=2)
+    return result
 
 
 @dataclasses.dataclass

@@ -138,6 +138,12 @@ def format_value(value: Value) -> str:
     return short if float(short) == value else str(value)
 
 
+def list_first(values: Sequence[Any]) -> str:
+    """The first ten values in brackets, and how many more there are."""
+    shown = ", ".join(map(str, values[:10]))
+    return f"[{shown}, and {len(values) - 10} more]" if len(values) > 10 else f"[{shown}]"
+
+
 def folder_name(name: str) -> str:
     """The name with `_` for characters that a folder's name may not have."""
     return re.sub(r"[^\w.()-]+", "_", name)

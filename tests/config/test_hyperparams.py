@@ -52,6 +52,15 @@ class Mine(Hyperparams):
     center: float | None = None
 
 
+def test_what_is_printed_is_what_differs_and_no_screens_of_numbers():
+    assert repr(Mine(softness=0.25, discount=0.9)) == "Mine(discount=0.9, softness=0.25)"
+    many = repr(Mine(learning_rate=jnp.linspace(0, 1, 99), softness=np.full(99, 2.0)))
+    assert many == "Mine(learning_rate=float32[99] from 0 to 1, softness=2)"
+    shown = []
+    jax.eval_shape(lambda x: shown.append(repr(Mine(softness=x))), 1.0)
+    assert shown == ["Mine(softness=float32[])"]
+
+
 def test_own_hyperparameters_may_be_infinite_but_not_missing():
     Mine(softness=math.inf).check()
     for value in (math.nan, None, "text", 1e39):

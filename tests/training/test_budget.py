@@ -11,7 +11,9 @@ from small import small_config
 
 from grpo_jax import Hyperparams, make_train, run
 from grpo_jax.policies import MLP
-from grpo_jax.runs.result import describe_ends
+from grpo_jax.runs.end_warnings import end_warnings
+from grpo_jax.runs.result import RunResult, describe_ends
+from grpo_jax.runs.run import Rows
 from grpo_jax.training import budget
 from grpo_jax.types import StepCount
 
@@ -83,6 +85,23 @@ def test_iterations_of_any_length_are_counted_and_scheduled(short):
     result = run(config, hyperparams, KEYS, chunk_length=3)  # a schedule over episodes ends with them
     assert result.states.iteration.tolist() == [5, 3] and result.ended_by.tolist() == ["max_episodes"] * 2
     np.testing.assert_allclose(result.metrics["optim/learning_rate"][:, 0], [1, 0.8, 0.6, 0.4, 0.2], atol=1e-6)
+
+
+def test_the_end_of_a_run_says_what_went_wrong_in_all_of_it(short, monkeypatch):
+    config, whole = short
+    lines = repr(whole).splitlines()
+    assert lines[:2] == ["RunResult: 2 seeds, 41 iterations", "  final_return [3, 3]"] and "98.4%" in lines[2]
+    assert len(repr(whole.states)) < 100 and not end_warnings(config, HYPERPARAMS, whole)
+    names = "environment/steps", "optim/skipped_updates", "episode/return_mean", "episode/count"
+    metrics = {name: np.full((3, 2), value) for name, value in zip(names, (300.0, 1.0, np.nan, 0.0), strict=True)}
+    ends = np.array(["stopped", "total_steps"]), np.array([0.5, 0.9])
+    result = RunResult(None, metrics, 300 * np.arange(1, 4).repeat(2).reshape(3, 2), 0.0, 0.0, None, *ends)
+    monkeypatch.setattr(Rows, "run", lambda rows: result)
+    with pytest.warns(UserWarning) as given:
+        run(config, HYPERPARAMS, KEYS)
+    skipped, ended, left = (str(each.message) for each in given)
+    assert skipped.startswith("3 of 3 updates were skipped") and "112 steps, and the limit of Probe is 64. Its" in ended
+    assert "10% of total_steps=1000 are left, as another iteration of 300" in left and "num_iterations=3" in left
 
 
 def test_the_end_of_rows_is_described():
