@@ -8,6 +8,7 @@ import numpy as np
 
 from grpo_jax.environments.spaces import ActionSpace, Box, Discrete
 from grpo_jax.policies.distributions import diagonal_gaussian
+from grpo_jax.runs.end_warnings import PAGE
 from grpo_jax.runs.run_spec import list_first
 
 ENTROPY_FRACTION = 0.01
@@ -23,9 +24,6 @@ LIMITS = {
     "kl": ("policy/kl_behaviour", KL_LIMIT),
 }
 """By kind, a metric and the most of it that is not a problem."""
-
-PAGE = "`grpo-jax docs flat_reward` says more."
-"""The end of each warning."""
 
 MESSAGES = {
     "skipped": "An update was skipped, as its loss or gradient was not finite, {where}. Try a lower learning_rate; "

@@ -6,6 +6,8 @@ from grpo_jax.config import Config
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.runs.result import RunResult
 
+PAGE = "`grpo-jax docs flat_reward` says more."
+"""The end of each warning of what is not learnt."""
 MOST_LEFT = 0.05
 """The largest part of a budget that may be left."""
 
@@ -22,10 +24,10 @@ def end_warnings(config: Config, hyperparams: Hyperparams, result: RunResult) ->
     skipped = np.nansum(result.metrics["optim/skipped_updates"], axis=0)
     updates = made * config.num_epochs * config.num_minibatches
     if (skipped > 0.5 * updates).any():
-        row = np.argmax(skipped / updates)
+        row = np.argmax(skipped / np.maximum(updates, 1))
         found["skipped"] = (
             f"{skipped[row]:.0f} of {updates[row]} updates were skipped, as their loss or gradient was not finite: look "
-            "for NaN and inf in rewards, observations and slots of your own, or try a lower learning_rate."
+            f"for NaN and inf in rewards, observations and slots of your own, or try a lower learning_rate. {PAGE}"
         )
     if (nothing := np.isnan(result.final_return)).any():
         steps, limit = result.steps[-1][nothing].max() // config.num_envs, config.env.max_steps

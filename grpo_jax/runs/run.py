@@ -118,8 +118,9 @@ def run(
         compilation_cache=compilation_cache,
     )
     result = rows.run()
-    for text in end_warnings(config, rows.hyperparams, result).values():
-        warnings.warn(text, stacklevel=2)
+    if resume_from is None:  # else the result is of a part of the run
+        for text in end_warnings(config, rows.hyperparams, result).values():
+            warnings.warn(text, stacklevel=2)
     return result
 
 
