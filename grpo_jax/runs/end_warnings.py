@@ -26,8 +26,8 @@ def end_warnings(config: Config, hyperparams: Hyperparams, result: RunResult) ->
     if (skipped > 0.5 * updates).any():
         row = np.argmax(skipped / np.maximum(updates, 1))
         found["skipped"] = (
-            f"{skipped[row]:.0f} of {updates[row]} updates were skipped, as their loss or gradient was not finite: look "
-            f"for NaN and inf in rewards, observations and slots of your own, or try a lower learning_rate. {PAGE}"
+            f"{skipped[row]:.0f} of {updates[row]} updates were skipped, as their loss or gradient was not finite. Look"
+            f" for NaN and inf in rewards, observations and slots of your own, or try a lower learning_rate. {PAGE}"
         )
     if (nothing := np.isnan(result.final_return)).any():
         steps, limit = result.steps[-1][nothing].max() // config.num_envs, config.env.max_steps
@@ -46,8 +46,8 @@ def end_warnings(config: Config, hyperparams: Hyperparams, result: RunResult) ->
         total_steps = np.broadcast_to(hyperparams.total_steps, left.shape)[row]
         last = result.metrics["environment/steps"][made[row] - 1, row]
         found["budget"] = (
-            f"{left[row]:.0%} of total_steps={total_steps:.0f} are left, as another iteration of {last:.0f} steps would "
-            "exceed it: schedules, such as the learning rate's, did not reach their end. "
+            f"{left[row]:.0%} of total_steps={total_steps:.0f} are left, as another iteration, of {last:.0f} steps,"
+            " would exceed it: schedules, such as the learning rate's, did not reach their end. "
             f"Write num_iterations={made[row]}, which is used up, in place of total_steps; or fewer num_envs."
         )
     return found

@@ -101,7 +101,7 @@ def test_the_end_of_a_run_says_what_went_wrong_in_all_of_it(short, monkeypatch):
         run(config, HYPERPARAMS, KEYS)
     skipped, ended, left = (str(each.message) for each in given)
     assert skipped.startswith("3 of 3 updates were skipped") and "112 steps, and the limit of Probe is 64. Its" in ended
-    assert "10% of total_steps=1000 are left, as another iteration of 300" in left and "num_iterations=3" in left
+    assert "10% of total_steps=1000 are left, as another iteration, of 300" in left and "num_iterations=3" in left
 
 
 def test_the_end_of_rows_is_described():
