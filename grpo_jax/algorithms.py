@@ -58,6 +58,19 @@ class Algorithm(NamedTuple):
     whole_minibatches: bool = False  # compute the gradient of a minibatch in one piece: a slot compares its samples
 
 
+_replace = Algorithm._replace
+
+
+def _with_slots(self: Algorithm, /, **slots) -> Algorithm:
+    """The algorithm with other values in some slots; ConfigError for an unknown one, with the nearest."""
+    for slot in slots:
+        if slot not in Algorithm._fields:
+            raise ConfigError(f"an algorithm has no slot {slot!r}: {nearest(slot, Algorithm._fields)}")
+    return _replace(self, **slots)
+
+
+Algorithm._replace = _with_slots
+
 _HINTS = get_type_hints(Algorithm, include_extras=True)
 SLOT_CALLS = {slot: f"f{hint.__metadata__[0]}" for slot, hint in _HINTS.items() if hasattr(hint, "__metadata__")}
 """How each slot that is a function is called."""

@@ -16,6 +16,10 @@ class ConfigError(ValueError):
     """A configuration that cannot run. The message says what is wrong, why, and what to write instead."""
 
 
+class HostError(ConfigError):
+    """An error in the user's own Python code, called by a compiled program; the cause has the frames of that code."""
+
+
 def as_count(name: str, value: Any, why: str = "") -> int:
     """A positive integer (Python's or NumPy's) of at most 2^31 - 1, the largest int32, as an int.
 
@@ -174,6 +178,20 @@ def user_code(what: str, advice: str = "") -> Iterator[None]:
         raise
     except Exception as error:
         raise ConfigError(f"{what} with {type(error).__name__}: {first_line(error)}{advice}") from error
+
+
+def traced_advice(error: Exception) -> str:
+    """What to write instead, where an error of JAX says that a function uses an array as a Python value; else ""."""
+    advice = "; its arguments are traced: write jnp.where or jax.lax.cond for `if`, and jnp for numpy"
+    return advice if isinstance(error, jax.errors.JAXTypeError) else ""
+
+
+def with_own_frames(error: BaseException) -> BaseException:
+    """The error with its traceback from the first frame outside of this package and JAX."""
+    trace = error.__traceback__
+    while trace and trace.tb_frame.f_globals.get("__name__", "").partition(".")[0] in ("grpo_jax", "jax"):
+        trace = trace.tb_next
+    return error.with_traceback(trace)
 
 
 def first_line(error: Exception) -> str:

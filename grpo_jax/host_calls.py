@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax.errors import ConfigError
+from grpo_jax.errors import ConfigError, with_own_frames
 from grpo_jax.types import PyTree
 
 
@@ -82,10 +82,10 @@ def host_errors(*, defer: bool = False) -> Iterator[None]:
     except (jax.errors.JaxRuntimeError, ValueError) as error:  # a program that ends at once raises ValueError
         if block.error in (None, error):
             raise
-        raise block.error from error
+        raise with_own_frames(block.error) from block.error.__cause__
     else:
         if block.error is not None:
-            raise block.error
+            raise with_own_frames(block.error)
     finally:
         _blocks.remove(block)
         logger.removeFilter(is_news)

@@ -44,7 +44,13 @@ def from_gymnax(env: Any, overrides: Mapping[str, Any]) -> Environment:
     is_known = type(env).__module__.startswith(("gymnax.", "grpo_jax."))
     max_steps = cast_parameter(getattr(defaults, LIMIT), 0, LIMIT)  # in some of gymnax's environments it is a float
     if max_steps < 1:
-        raise ConfigError(f"{LIMIT}={max_steps} of {name!r} leaves no step; write env_params={{'{LIMIT}': 100}}, say")
+        own = f"HostEnvironment({name}, max_steps=100), " if getattr(env, "on_host", False) else ""
+        raise ConfigError(
+            f"{LIMIT}={max_steps} of {name!r} leaves no step; write {own}env_params={{'{LIMIT}': 100}} or --env-params "
+            f"{LIMIT}=100, say"
+        )
+    if not callable(env.action_space):
+        raise ConfigError(f"action_space of {name!r} is a value; write a method, def action_space(self, params)")
     with naming("action_space", name):
         action_space, decode = action_codec(env.action_space(defaults), name)
     if hasattr(env, "action_mask") and not isinstance(action_space, Discrete):
@@ -99,6 +105,11 @@ def from_gymnax(env: Any, overrides: Mapping[str, Any]) -> Environment:
     )
     params = _traceable(made, defaults)
     made = made._replace(params=params, observation=_trial(made, params))
+    if mask and not (is_known or made.on_host):
+        with jax.ensure_compile_time_eval():
+            first_mask = jax.jit(lambda key: made.action_mask(made.reset(key, params)[0], params))(jax.random.key(0))
+        if not first_mask.any():
+            raise ConfigError(f"action_mask of {name!r} has no legal action after a reset; True is a legal one")
     return made if is_known else checked_limit(made, whole, defaults)
 
 

@@ -12,6 +12,7 @@ import jax
 
 from grpo_jax.environments.door import from_gymnax
 from grpo_jax.environments.environment import Environment
+from grpo_jax.environments.host import HostEnvironment, of_gymnasium
 from grpo_jax.environments.lean import LEAN
 from grpo_jax.environments.parameters import static_parameters
 from grpo_jax.environments.suites import SUITES, from_suite
@@ -63,8 +64,9 @@ def environment_object(environment: str | Any) -> Any:
     Args:
       environment: a name in gymnax, such as "CartPole-v1"; a name in another suite, such as "brax:ant"; a path
         "package.module:Name" of an object, or of a class or function that makes one without arguments; or the object.
+        Classes and functions that make environments of gymnasium run on the host.
     """
-    if isinstance(environment, type):
+    if isinstance(environment, type) and not of_gymnasium(environment):
         raise ConfigError(f"environment={environment.__name__} is a class; write {environment.__name__}()")
     found = environment
     if isinstance(environment, str):
@@ -75,13 +77,9 @@ def environment_object(environment: str | Any) -> Any:
                 found = _registered(environment)
             else:
                 found = from_suite(source, name) if source in SUITES else _imported(environment)
-    kind = type(found)
-    if any(each.__module__.partition(".")[0] in ("gymnasium", "gym") for each in kind.__mro__):
-        raise ConfigError(
-            f"{kind.__name__} has the interface of gymnasium and runs on the host; write environment='gymnasium:"
-            "CartPole-v1', say, or HostEnvironment(make) with a function that makes a new instance"
-        )
-    return found
+    if not of_gymnasium(found):
+        return found
+    return HostEnvironment(found)  # which refuses an instance
 
 
 def _imported(path: str) -> Any:
@@ -95,7 +93,9 @@ def _imported(path: str) -> Any:
                 f"environment {path!r}: cannot call {name!r} without arguments ({error}); name an object, or a "
                 "function without required arguments that makes one"
             ) from error
-        found = found()
+        if not (isinstance(found, type) and of_gymnasium(found)):
+            made = found()
+            return HostEnvironment(found) if of_gymnasium(made) else made
     return found
 
 

@@ -84,14 +84,15 @@ class TrainedPolicy:
             space; with `frame_stack` the last ones side by side, oldest first.
           key: samples the action; None takes the most probable one.
           carry: of a recurrent policy: from `initial_carry` at the start of an episode, then from the call before.
-          action_mask: bool `[num_actions]` or `[N, num_actions]`, the legal actions; None if all are.
+          action_mask: bool `[num_actions]` or `[N, num_actions]`, the legal actions; needed where the environment has
+            masks.
 
         Returns:
           The action, `[...]` or `[N, ...]`; with a carry, the action and the next carry.
 
         Raises:
           ConfigError: the observation has another shape or type, a recurrent policy has no carry, the carry or the mask
-            is that of another number of observations, or there are several rows.
+            is missing or that of another number of observations, or there are several rows.
         """
         if np.ndim(self.row):
             raise ConfigError(f"these are the policies of {len(self)} rows; take one of them, policy[0]")
@@ -106,6 +107,11 @@ class TrainedPolicy:
         num = len(jax.tree.leaves(observation)[0])
         if action_mask is not None:
             action_mask = _as_action_mask(self.config, action_mask, num, is_single)
+        elif self.config.env.action_mask is not None:
+            raise ConfigError(
+                f"in {self.config.env.name!r} not every action is always legal: write policy.act(observation, "
+                "action_mask=mask), a bool for each action, True if it is legal"
+            )
         before = self.initial_carry(num) if carry is None else carry
         for leaf in jax.tree.leaves(before):
             if leaf.shape[:1] != (num,):  # a single carry would be broadcast to all observations
@@ -271,6 +277,7 @@ def _as_observation(config: Config, observation: PyTree) -> tuple[PyTree, bool]:
 def _as_action_mask(config: Config, action_mask: Any, num: int, is_single: bool) -> jax.Array:
     """The mask as an array `[N, num_actions]`; it may be given as `[num_actions]`, for all observations."""
     mask, num_actions = jnp.asarray(action_mask), getattr(config.env.action_space, "num_actions", None)
+    mask = mask != 0 if jnp.issubdtype(mask.dtype, jnp.integer) else mask  # as in an info of gymnasium
     if mask.dtype != bool or mask.shape not in ((num_actions,), (num_actions,) if is_single else (num, num_actions)):
         raise ConfigError(
             f"action_mask is {mask.dtype}{list(mask.shape)}, but actions are in {config.env.action_space}; give a bool "

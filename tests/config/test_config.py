@@ -120,6 +120,10 @@ MISTAKES = {
     "a key in place of keys": (of_parts("position"), r"actor_observation='position' must be a tuple of keys"),
     "no critic that sees more": (of_parts(("position",), "grpo"), "no critic that sees the rest; leave it out"),
     "parts of a minibatch that a slot compares": ({"algorithm": "kl_cov", "num_microbatches": 2}, "num_microbatches=2"),
+    "a slot with a Python if": (
+        {"algorithm": GRPO._replace(reduce=lambda mask: mask / 2 if mask.any() else mask)},
+        "array with shape bool.*lambda> fills the slot reduce; its arguments are traced: write jnp.where",
+    ),
     "nobody beside the greedy member": ({"algorithm": REMAX, "group_size": 1}, "group_size=1 .*use group_size=2"),
 }
 

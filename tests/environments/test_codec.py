@@ -133,6 +133,14 @@ def test_a_policy_takes_and_gives_what_an_environment_on_the_host_does():
     assert program.arguments["observation"]["deep"][0].dtype == jnp.int32
 
 
+def test_a_policy_with_masks_does_not_act_without_one():
+    legal = {"action_mask": lambda self, state, params: jnp.array([True, False])}
+    policy = policy_of(type("Own", (Taking,), legal)(gym.Discrete(2)))
+    with pytest.raises(ConfigError, match=r"write policy.act\(observation, action_mask=mask\)"):
+        policy.act(np.zeros(2))
+    assert policy.act(np.zeros(2), action_mask=np.int8([0, 1])) == 1
+
+
 def test_a_policy_of_gymnax_gives_its_tuple_and_takes_its_integers():
     action = policy_of(Taking(SPACES["Tuple"][0])).act(np.zeros(2))
     assert isinstance(action, tuple) and action[0] in (7, 8)

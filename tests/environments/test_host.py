@@ -10,7 +10,8 @@ from probes import difference
 
 from grpo_jax import GRPO, PPO, Config, Hyperparams, forked, make_mesh, run
 from grpo_jax.environments import Discrete, HostEnvironment, make_environment
-from grpo_jax.errors import ConfigError
+from grpo_jax.errors import ConfigError, HostError
+from grpo_jax.host_calls import host_errors
 from grpo_jax.policies import MLP
 from grpo_jax.training.checks import check_mesh
 
@@ -144,8 +145,45 @@ class Shows(Walk):
         return self.value, *self.end
 
 
+class Masked(Walk):
+    """Only left at the right of 0, as the method says."""
+
+    def action_masks(self):
+        return [True, self.place <= 0]
+
+
+class InfoMasked(Walk):
+    """The same, as the info says."""
+
+    def told(self, observation, *others):
+        return observation, *others[:-1], {"action_mask": np.int8([1, self.place <= 0])}
+
+    def reset(self, **options):
+        return self.told(*super().reset(**options))
+
+    def step(self, action):
+        return self.told(*super().step(action))
+
+
+class Drifting(Walk):
+    """Pays a number that no seed determines."""
+
+    def step(self, action):
+        observation, _, *others = super().step(action)
+        return observation, np.random.default_rng().normal(), *others
+
+
+def masked(mask):
+    return lambda: type("Own", (Walk,), {"action_masks": lambda self: mask})()
+
+
 def bits(low, high, dtype):
     return spaces.Box(low, high, (2,), dtype)
+
+
+class Told(Walk):
+    def reset(self, **options):
+        return super().reset(**options)[0], {"action_mask": [True, True]}
 
 
 the_same = Walk()
@@ -162,7 +200,11 @@ REFUSED = [
     (lambda: Shows(end=(0.0, False, {"k": 1})), "step returns 4 values; return the 5"),
     (lambda: Shows(end=(None, False, False, {})), "what step gives is of type float32, but was"),
     (lambda: Shows(end=(0.0, np.zeros(2, bool), False, {})), r"what step gives has the shapes"),
-    (Unseeded, r"differs when it is played again .*self\.np_random"),
+    (Unseeded, r"differs after its reset; .*self\.np_random"),
+    (masked(np.ones(3)), r"action_masks\(\) is float64\[3\]; give \[2\]"),
+    (masked(None), r"action_masks\(\) is object\[\]"),
+    (masked([False] * 2), "no legal action, but the episode goes on; terminate it"),
+    (lambda: Told(), 'the info of a step has no "action_mask"'),
     (lambda: Shows(end=2), "TypeError"),
     (lambda: with_actions(spaces.Tuple([spaces.Discrete(2)])), "not supported on the host"),
     (lambda: with_actions(bits(0, 5, np.int32)), "in Box.* are not supported; use Discrete"),
@@ -170,7 +212,7 @@ REFUSED = [
 ]
 
 
-def with_actions(space):
+def with_actions(space=Walk.action_space):
     made = Shows()
     made.action_space = space
     return made
@@ -184,9 +226,10 @@ def test_what_one_step_shows_is_refused_at_construction():
 
 def test_what_is_no_environment_is_refused():
     for make, message in (
-        (lambda: HostEnvironment(Walk()), "takes a function that makes instances"),
-        (lambda: make_environment(Walk()), r"HostEnvironment\(make\) with a function"),
-        (lambda: make_environment(HostEnvironment(Walk)), "max_steps_in_episode=0 of 'Walk' leaves no step"),
+        (lambda: HostEnvironment(Walk()), r"Walk is one instance.*write HostEnvironment\(Walk, max_steps=30\), or"),
+        (lambda: make_environment(the_same), r"write HostEnvironment\(Walk, max_steps=30\), or"),
+        (lambda: make_environment(gymnasium.make("CartPole-v1")), "write environment='gymnasium:CartPole-v1', or"),
+        (lambda: make_environment(Walk), r"max_steps_in_episode=0 of 'Walk' .*HostEnvironment\(Walk, max_steps=100\)"),
         (lambda: make_environment("gymnasium:CartPol-v1"), "cannot make 'CartPol-v1': .*Did you mean: `CartPole"),
         (lambda: make_environment("gymnasium:nowhere:CartPole-v1"), "cannot make 'nowhere:Cart|No module .*'nowhere'"),
     ):
@@ -195,13 +238,13 @@ def test_what_is_no_environment_is_refused():
 
 
 class Failing(Walk):
-    """Fails at the second step: the first is the trial's."""
+    """Fails after the steps of the trial, which are fewer."""
 
     calls = 0
 
     def step(self, action):
         Failing.calls += 1
-        if Failing.calls > 1:
+        if Failing.calls > 3 * LIMIT:
             raise KeyError("no such place")
         return super().step(action)
 
@@ -218,6 +261,29 @@ def test_errors_on_the_host_are_readable():
         states, _ = starts(env, 8)
         with pytest.raises(jax.errors.JaxRuntimeError, match=message):
             jax.block_until_ready(jax.vmap(lambda state: env.step(None, state, 0, {}))(states))  # noqa: B023
+    with pytest.raises(HostError, match=r"^environment 'Failing' on the host: KeyError") as caught, host_errors():
+        jax.block_until_ready(make_environment(HostEnvironment(Failing, max_steps=1)).step(None, states, 0, {}))
+    assert caught.value.__cause__.__traceback__.tb_frame.f_code is Failing.step.__code__, "the user's own frames"
+
+
+@pytest.mark.parametrize("kind", [Masked, lambda: gymnasium.Wrapper(Masked()), InfoMasked])
+def test_masks_of_both_conventions_are_those_of_each_state(kind):
+    env = make_environment(HostEnvironment(kind, max_steps=LIMIT))
+    states, _ = starts(env)
+    moved = jax.vmap(lambda state: env.step(None, state, 0, {}))(states)
+    for state, observation in ((states, starts(env)[1]), (moved.state, moved.observation)):
+        assert env.action_mask(state, {}).tolist() == [[True, place <= 0] for place in observation[:, 0]]
+
+
+def test_what_no_seed_determines_is_told_before_a_run():
+    with pytest.warns(UserWarning, match="'Drifting' on the host: .* differs from step 1 on .* cannot be resumed"):
+        HostEnvironment(Drifting, max_steps=LIMIT)
+
+
+def test_a_class_of_gymnasium_needs_no_host_environment_around_it():
+    for environment in (Walk, f"{__name__}:Walk", f"{__name__}:with_actions"):
+        made = make_environment(environment, {"max_steps_in_episode": 4})
+        assert made.on_host and made.max_steps == 4
 
 
 def config(algorithm, **settings):

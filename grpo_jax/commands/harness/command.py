@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from rich.console import Console
 
 from grpo_jax.commands.harness.parsing import invocation, peek
 from grpo_jax.devices.mesh import ENVS, MODEL, ROWS
-from grpo_jax.errors import ConfigError
+from grpo_jax.errors import ConfigError, HostError
 from grpo_jax.recording.run_folder import StopSignal
 from grpo_jax.runs.processes import is_process_zero
 from grpo_jax.runs.run_spec import hardware, versions
@@ -60,6 +61,8 @@ def command(main: Callable[[], None]) -> None:
             print(f"{stop.name}: saved{more}", file=sys.stderr)
         raise
     except (ConfigError, FileExistsError, MemoryError) as error:
+        if isinstance(error, HostError):  # where it is, in the user's own code
+            traceback.print_exception(error.__cause__)
         print(f"error: {str(error) or 'not enough memory; use smaller numbers'}", file=sys.stderr)
         sys.exit(2)
     except BrokenPipeError:  # what reads the output, such as head, has ended

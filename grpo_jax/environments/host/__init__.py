@@ -6,6 +6,7 @@ copy states. An episode of a seeded environment is a function of its seed and it
 """
 
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,10 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax.environments.host.episodes import Episodes, Moment
+from grpo_jax.environments.casting import as_values
+from grpo_jax.environments.host.episodes import REPEATABLE, Episodes, Moment
+from grpo_jax.environments.host.masks import has_masks
 from grpo_jax.environments.parameters import Timed
-from grpo_jax.environments.spaces import host_actions, observation_shapes
-from grpo_jax.errors import ConfigError
+from grpo_jax.environments.spaces import host_actions, nth_action, observation_shapes
+from grpo_jax.errors import ConfigError, HostError, with_own_frames
 from grpo_jax.host_calls import call_host
 from grpo_jax.types import PyTree
 
@@ -31,6 +34,7 @@ class HostState(NamedTuple):
     time: jax.Array  # int32, their number
     digest: jax.Array  # uint32 [2], identifies the state
     ended: jax.Array  # bool: later steps change nothing
+    mask: jax.Array | None = None  # bool [num_actions], the legal ones; None: the environment has no masks
 
 
 class HostEnvironment(Timed):
@@ -38,7 +42,8 @@ class HostEnvironment(Timed):
 
         Config(environment=HostEnvironment(MyEnv, max_steps=200))
 
-    `reset(seed=s)` must determine the whole episode, given the actions. A replay that differs is an error.
+    `reset(seed=s)` must determine the whole episode, given the actions. A replay that differs is an error. Masks of
+    legal actions are those of `action_masks()`, as in sb3-contrib, or of `info["action_mask"]`.
 
     Args:
       make: a function that makes a new instance, called about once for each parallel environment.
@@ -48,8 +53,10 @@ class HostEnvironment(Timed):
         same, but each step replays its episode.
 
     Raises:
-      ConfigError: for spaces that are not supported, and for what one step shows: another interface, observations that
-        are not in their space, instances that share a simulator.
+      ConfigError: for spaces that are not supported, and for what the first steps show: another interface, observations
+        that are not in their space, instances that share a simulator.
+
+    Warns if an episode differs after some steps when it is played again. The run can then not be resumed.
     """
 
     on_host = True
@@ -57,22 +64,41 @@ class HostEnvironment(Timed):
     def __init__(
         self, make: Callable[[], Any], *, name: str | None = None, max_steps: int | None = None, max_kept: int = 1024
     ):
+        if not callable(make) or of_gymnasium(make) and not isinstance(make, type):
+            raise ConfigError(instead_of_instance(make))
         self.name, self._make = name or getattr(make, "__name__", type(make).__name__), make
-        if not callable(make):
-            raise ConfigError(f"HostEnvironment takes a function that makes instances, but was given {make!r}")
         first, second = make(), make()
         self.action_space, self.observation_space = lambda _: first.action_space, lambda _: first.observation_space
         given = observation_shapes(first.observation_space, self.name)
-        self._leaves, self._structure = jax.tree.flatten(given)
-        self._moved = *self._leaves, jax.ShapeDtypeStruct((), jnp.float32), jax.ShapeDtypeStruct((), bool)
-        self._action, decode = host_actions(first.action_space, self.name)
-        limit = max_steps or getattr(getattr(first, "spec", None), "max_episode_steps", None)
-        super().__init__(None, limit or 0)  # without any limit the door refuses 0, unless env_params has one
+        canonical, self._action, decode, as_given = host_actions(first.action_space, self.name)
+        limit = max_steps or getattr(getattr(first, "spec", None), "max_episode_steps", None) or 0
+        super().__init__(None, limit)  # without any limit the door refuses 0, unless env_params has one
+        num_masked = 0
+
+        def choose(time, legal):
+            return np.asarray(decode(nth_action(canonical, time, legal)), self._action.dtype)
+
         try:
-            self.episodes = Episodes(make, (first, second), given, decode, max_kept)
-            self.episodes.step(0, self.episodes.start(0).digest, self._action[None][:0], self._action, 1)
+            if has_masks(first, as_values(first.reset(seed=0), ("observation", "info"), "reset")[1]):
+                self.action_mask = lambda state, params: state.mask
+                num_masked = getattr(canonical, "num_actions", 0)
+            self.episodes = Episodes(make, (first, second), given, as_given, max_kept, num_masked)
+            differs = self.episodes.first_difference(choose, limit)
         except Exception as error:
-            raise ConfigError(f"environment {self.name!r} on the host: {type(error).__name__}: {error}") from error
+            raise self._named(error) from _cause(error)
+        masks = [jax.ShapeDtypeStruct((num_masked,), bool)] if num_masked else []
+        observed, self._structure = jax.tree.flatten(given)
+        self._leaves = *observed, *masks
+        self._moved = *self._leaves, jax.ShapeDtypeStruct((), jnp.float32), jax.ShapeDtypeStruct((), bool)
+        found = f"environment {self.name!r} on the host: an episode with the same seed and actions differs"
+        if differs == 0:
+            raise ConfigError(f"{found} after its reset; {REPEATABLE}")
+        if differs is not None:
+            warnings.warn(
+                f"{found} from step {differs} on when it is played again; {REPEATABLE}. As it is, a run cannot be "
+                "resumed, and groups, which replay episodes, end with an error",
+                stacklevel=2,
+            )
 
     @property
     def identity(self) -> tuple:
@@ -83,9 +109,10 @@ class HostEnvironment(Timed):
         seed = jax.random.randint(key, (), 0, jnp.iinfo(jnp.int32).max)
         starts = functools.partial(self._arrays, lambda seed: self.episodes.start(int(seed)))
         digest, *leaves = call_host(starts, (_DIGEST, *self._leaves), seed)
+        observation, mask = self._seen(leaves)
         shape = (params.max_steps_in_episode, *self._action.shape)
-        state = HostState(seed, jnp.zeros(shape, self._action.dtype), jnp.int32(0), digest, jnp.bool_(False))
-        return self._structure.unflatten(leaves), state
+        state = HostState(seed, jnp.zeros(shape, self._action.dtype), jnp.int32(0), digest, jnp.bool_(False), mask)
+        return observation, state
 
     def step_env(self, key: jax.Array, state: HostState, action: jax.Array, params: Any) -> tuple:
         """As in gymnax. All randomness comes from the seed. After the end of an episode the host does nothing."""
@@ -93,8 +120,14 @@ class HostEnvironment(Timed):
         digest, *leaves, reward, terminated = call_host(self._steps, (_DIGEST, *self._moved), state, action)
         time = state.time + 1
         ended = state.ended | terminated | (time >= params.max_steps_in_episode)
-        after = HostState(state.seed, state.actions.at[state.time].set(action), time, digest, ended)
-        return self._structure.unflatten(leaves), after, reward, terminated, {}
+        observation, mask = self._seen(leaves)
+        after = HostState(state.seed, state.actions.at[state.time].set(action), time, digest, ended, mask)
+        return observation, after, reward, terminated, {}
+
+    def _seen(self, leaves):
+        """The observation and the mask of legal actions, or None."""
+        num = self._structure.num_leaves
+        return self._structure.unflatten(leaves[:num]), leaves[num] if leaves[num:] else None
 
     def _steps(self, state, action):
         idle = Moment(bytes(8), [np.zeros(each.shape, each.dtype) for each in self._moved])
@@ -103,7 +136,7 @@ class HostEnvironment(Timed):
             state = int(seed), digest.tobytes(), actions[:time]
             return idle if ended else self.episodes.step(*state, action, len(actions))
 
-        return self._arrays(step, *state, action)
+        return self._arrays(step, *state[:5], action)
 
     def _arrays(self, function, *columns):
         """The digests and each array of the moments that a function gives for each row of these columns."""
@@ -112,10 +145,36 @@ class HostEnvironment(Timed):
         try:
             moments = self.episodes.batch(function, list(zip(*rows, strict=True)))
         except Exception as error:
-            raise RuntimeError(f"environment {self.name!r} on the host: {type(error).__name__}: {error}") from error
+            raise self._named(error) from _cause(error)
         digests = np.frombuffer(b"".join(moment.digest for moment in moments), np.uint32)
         stacks = map(np.stack, zip(*(moment.arrays for moment in moments), strict=True))
         return (digests.reshape((*shape, 2)), *(stack.reshape((*shape, *stack.shape[1:])) for stack in stacks))
+
+    def _named(self, error):
+        """What is raised for an error of a call: of a check, or of the user's own code."""
+        if isinstance(error, ConfigError):
+            return ConfigError(f"environment {self.name!r} on the host: {error}")
+        return HostError(f"environment {self.name!r} on the host: {type(error).__name__}: {error}")
+
+
+def _cause(error):
+    return None if isinstance(error, ConfigError) else with_own_frames(error)
+
+
+def of_gymnasium(found: Any) -> bool:
+    """Whether this is a class with gymnasium's or gym's interface, or an instance of one."""
+    kind = found if isinstance(found, type) else type(found)
+    return any(each.__module__.partition(".")[0] in ("gymnasium", "gym") for each in kind.__mro__)
+
+
+def instead_of_instance(instance: Any) -> str:
+    """What to write instead of an instance, or of something else that makes none."""
+    name, spec = type(instance).__name__, getattr(instance, "spec", None)
+    write = f"HostEnvironment({name}, max_steps=30), or HostEnvironment(lambda: {name}(...), max_steps=30) if it has"
+    write = f"{write} arguments"
+    if spec is not None:
+        write = f"environment='gymnasium:{spec.id}', or HostEnvironment(lambda: {name}(...)) if it has other wrappers"
+    return f"this {name} is one instance, and each of the parallel environments needs its own: write {write}"
 
 
 class Gymnasium(HostEnvironment):

@@ -14,17 +14,26 @@ import jax
 import numpy as np
 
 from grpo_jax.environments.casting import as_values, exact_leaves
+from grpo_jax.environments.host.masks import read_mask
+from grpo_jax.errors import ConfigError
 from grpo_jax.types import PyTree
 
 _STEP = "observation", "reward", "terminated", "truncated", "info"
 _NUMBERS = tuple(jax.ShapeDtypeStruct((), dtype) for dtype in (np.float32, np.bool_, np.bool_))
+
+NUM_TRIED = 32
+REPEATABLE = (
+    "reset(seed=...) must determine it: draw all random numbers from self.np_random, and keep nothing from earlier "
+    "episodes"
+)
 
 
 class Moment(NamedTuple):
     """A state of an episode, and how it was reached."""
 
     digest: bytes  # 8, of the seed, and of all actions and results up to here: two of 10^6 are equal with 3e-8
-    arrays: list[np.ndarray]  # of the observation and, after a step, the reward and whether it terminated
+    arrays: list[np.ndarray]  # of the observation, the legal actions and, after a step, the reward and terminated
+    ended: bool = False  # by the environment itself
 
 
 class Episodes:
@@ -35,10 +44,14 @@ class Episodes:
       given: shape and dtype of the arrays of an observation.
       decode: the instance's action for an action's array.
       max_kept: the most instances in mid-episode, and the most states, that are kept; at least the size of a batch.
+      num_masked: the number of actions of which masks say which are legal; 0: the environment has no masks.
     """
 
-    def __init__(self, make: Callable, instances: Sequence[Any], given: PyTree, decode: Callable, max_kept: int):
+    def __init__(
+        self, make: Callable, instances: Sequence, given: PyTree, decode: Callable, max_kept: int, num_masked: int
+    ):
         self._make, self._given, self._decode, self._max_kept = make, given, decode, max_kept
+        self._num_masked = num_masked
         self._moments: OrderedDict[tuple[bytes, bytes], Moment] = OrderedDict()  # by digest and action before it
         self._standing: OrderedDict[bytes, Any] = OrderedDict()  # instances by the digest of their state
         self._lock = threading.Lock()  # the programs of several devices call at once
@@ -68,34 +81,66 @@ class Episodes:
             instance = self._standing.pop(digest, None) or self._replayed(seed, digest, actions, limit)
             moment = self._moments[key] = self._moved(instance, digest, action, time, limit)
             self.num_steps += 1
-            if moment.arrays[-1] or time == limit or moment.digest in self._standing:
+            if moment.ended or time == limit or moment.digest in self._standing:
                 self._free.append(instance)
             else:
                 self._standing[moment.digest] = instance
         return self._moments[key]
 
+    def first_difference(self, choose: Callable, limit: int) -> int | None:
+        """The number of steps after which an episode differs when it is played again; None if it does not.
+
+        Two instances play its first `NUM_TRIED` steps, and then the first one again.
+
+        Args:
+          choose: the action's array for the number of steps before it and the mask of legal actions, or None.
+          limit: of an episode's steps; 0: none.
+        """
+        played, most = [], min(limit or NUM_TRIED, NUM_TRIED)
+        for _ in range(3):
+            self._free.reverse()
+            instance, moment = self._begin(0)
+            self._free.append(instance)
+            digests = [moment.digest]
+            while not moment.ended and (time := len(digests)) <= most:
+                legal = moment.arrays[len(jax.tree.leaves(self._given))] if self._num_masked else None
+                moment = self._moved(instance, moment.digest, choose(time - 1, legal), time, limit, may_truncate=True)
+                digests.append(moment.digest)
+            played.append(digests)
+        return next((time for time, equal in enumerate(zip(*played, strict=False)) if len(set(equal)) > 1), None)
+
     def _checked(self, instance: Any) -> Any:
         simulator = getattr(instance, "unwrapped", instance)
         if id(simulator) in self._simulators:
-            raise ValueError("make gives a simulator again that others step; write a function such as lambda: MyEnv()")
+            raise ConfigError("make gives a simulator again that others step; write a function such as lambda: MyEnv()")
         self._simulators[id(simulator)] = simulator
         return instance
 
     def _begin(self, seed: int) -> tuple[Any, Moment]:
         instance = self._free.pop() if self._free else self._checked(self._make())
-        observation, _ = as_values(instance.reset(seed=seed), _STEP[::4], "reset")
+        observation, info = as_values(instance.reset(seed=seed), _STEP[::4], "reset")
         arrays = exact_leaves(self._given, observation, "an observation", single=True)
+        arrays += self._legal(instance, info, False)
         return instance, Moment(_digest(seed.to_bytes(8, "little"), *arrays), arrays)
 
-    def _moved(self, instance: Any, digest: bytes, action: np.ndarray, time: int, limit: int) -> Moment:
-        returned = as_values(instance.step(self._decode(action)), _STEP, "step")[:4]
-        *arrays, truncated = exact_leaves((self._given, *_NUMBERS), returned, "what step gives", single=True)
-        if truncated and not arrays[-1] and time < limit:
-            raise ValueError(
+    def _moved(
+        self, instance: Any, digest: bytes, action: np.ndarray, time: int, limit: int, *, may_truncate: bool = False
+    ) -> Moment:
+        *returned, info = as_values(instance.step(self._decode(action)), _STEP, "step")
+        leaves = exact_leaves((self._given, *_NUMBERS), tuple(returned), "what step gives", single=True)
+        *arrays, reward, terminated, truncated = leaves
+        if truncated and not (terminated or may_truncate) and time < limit:
+            raise ConfigError(
                 f"the environment truncates an episode after {time} steps, before max_steps_in_episode={limit}; use "
                 f"max_steps_in_episode={time}, or terminate there"
             )
-        return Moment(_digest(digest, action.tobytes(), *arrays), arrays)
+        ended = bool(terminated or truncated)
+        arrays += [*self._legal(instance, info, ended or time == limit), reward, terminated]
+        return Moment(_digest(digest, action.tobytes(), *arrays), arrays, ended)
+
+    def _legal(self, instance: Any, info: Any, ended: bool) -> list[np.ndarray]:
+        """The mask of the legal actions, if the environment has masks."""
+        return [read_mask(instance, info, self._num_masked, ended)] if self._num_masked else []
 
     def _replayed(self, seed: int, digest: bytes, actions: np.ndarray, limit: int) -> Any:
         """An instance at this state, from the beginning of its episode."""
@@ -104,10 +149,9 @@ class Episodes:
             moment = self._moved(instance, moment.digest, action, time, limit)
         self.num_replayed += len(actions)
         if moment.digest != digest:
-            raise ValueError(
+            raise ConfigError(
                 f"the episode with seed {seed} differs when it is played again with the same {len(actions)} actions; "
-                "reset(seed=...) must determine it: draw all random numbers from self.np_random, and keep nothing from "
-                "earlier episodes"
+                f"{REPEATABLE}"
             )
         return instance
 
