@@ -47,7 +47,7 @@ class Config(KnownFields):
 
     # --- the rollout ---
 
-    num_envs: int = 128
+    num_envs: int = 32
     """Parallel environments."""
     group_size: int | None = None
     """Environments that start from the same state; by default up to 16, or 1 without groups."""
@@ -103,7 +103,8 @@ class Config(KnownFields):
     network: str | Callable = "auto"
     """A value such as MLP(hidden_sizes=(128, 128)), or a name for one with its defaults: "mlp" (dense layers), "cnn" (a
     3×3 convolution before those), "transformer" (of tokens), or "auto": "cnn" for images, "transformer" where there is
-    a prompt. Or a custom one: package.module:name (or a function), (observation, distribution, critic) -> Policy."""
+    a prompt, else "mlp"; `tuned` and commands first take the tuned one, such as "mlp" for MinAtar. Or a custom one:
+    package.module:name (or a function), (observation, distribution, critic) -> Policy."""
     action_distribution: str | Callable = "auto"
     """Family of distributions: "auto" (categorical, or a Gaussian for real actions, clipped to the bounds), or a custom
     one: package.module:name (or a function), (space) -> Distribution."""

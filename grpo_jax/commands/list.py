@@ -40,7 +40,7 @@ def environments() -> Iterator[tuple[str, ...]]:
 
 
 def networks() -> Iterator[tuple[str, ...]]:
-    yield "auto", "cnn for images, transformer where there is a prompt, else mlp"
+    yield "auto", "as tuned (mlp for MinAtar); untuned: cnn for images, transformer where there is a prompt, else mlp"
     for name, network in NETWORKS.items():
         yield name, _first_sentence(inspect.getdoc(network))
 

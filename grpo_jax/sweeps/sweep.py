@@ -48,20 +48,23 @@ def sweep(
 ) -> SweepResult:
     """Trains every combination of values with the same seeds, and ranks the settings by their means over seeds.
 
-    ```python
-    from grpo_jax import Config, plot, sweep
+    All else is as `config` and `hyperparams` have it: those of `tuned`, from which `grpo-jax sweep` starts too, or
+    plain defaults.
 
+    ```python
+    from grpo_jax import plot, sweep, tuned
+
+    config, hyperparams = tuned("CartPole-v1", "ppo", total_steps=100_000)
     values = {"learning_rate": [3e-4, 1e-3], "gae_lambda": [0.9, 0.95]}
-    result = sweep(Config("CartPole-v1", algorithm="ppo"), values, total_steps=100_000, out="runs/my_sweep")
+    result = sweep(config, values, hyperparams=hyperparams, out="runs/my_sweep")
     print(result)  # the ranking
     policy = result.load()  # of the best setting, all seeds
     plot(result, "curves.png")
     ```
 
     Values of `Hyperparams` are rows of one compiled program; those of fields of `Config` need a program each, one after
-    another. It is what `grpo-jax sweep` does, except that the command starts from tuned settings. The folder gets
-    pictures (`sweep.png`, `learning_curves.png`), `metrics.jsonl`, `summary.json`, `best.json` and the policies of the
-    best ten settings.
+    another. The folder gets pictures (`sweep.png`, `learning_curves.png`), `metrics.jsonl`, `summary.json`, `best.json`
+    and the policies of the best ten settings.
 
     Args:
       configs: one, or several by their names: `{"ppo": Config(algorithm="ppo"), "grpo": Config(algorithm="grpo")}`.

@@ -19,9 +19,9 @@ from grpo_jax.policies import MLP, Transformer
 
 def test_what_is_left_out_becomes_what_suits_the_algorithm():
     grpo, ppo = Config(), Config(algorithm="ppo")
-    assert (grpo.algorithm, grpo.num_envs, grpo.group_size, grpo.num_groups) == (GRPO, 128, 16, 8)
-    assert (grpo.num_steps, grpo.steps_per_iteration) == (500, 64_000)
-    assert (ppo.algorithm, ppo.group_size, ppo.num_steps, ppo.steps_per_iteration) == (PPO, 1, 128, 16_384)
+    assert (grpo.algorithm, grpo.num_envs, grpo.group_size, grpo.num_groups) == (GRPO, 32, 16, 2)
+    assert (grpo.num_steps, grpo.steps_per_iteration) == (500, 16_000)
+    assert (ppo.algorithm, ppo.group_size, ppo.num_steps, ppo.steps_per_iteration) == (PPO, 1, 128, 4_096)
     assert not grpo.policy.has_critic and ppo.policy.has_critic
     assert Config(num_envs=8, num_minibatches=1).group_size == 8
     assert Config(environment="Acrobot-v1", env_params={"max_steps_in_episode": 100}).num_steps == 100
@@ -103,15 +103,15 @@ MISTAKES = {
     "a float of steps": ({"num_steps": 500.0}, r"num_steps=500.0 .*positive integer"),
     "incomplete group": ({"num_envs": 100, "group_size": 16}, "not a multiple of group_size=16.*num_envs=96 or 112"),
     "too many to shuffle": ({"algorithm": "ppo", "num_envs": 2**20, "num_steps": 65}, r"steps = 68157440 .*\(2\^26\)"),
-    "uneven minibatches": ({"num_minibatches": 30}, "num_envs . num_steps = 64000 .*=30,.* use num_minibatches=32"),
-    "uneven sequences": ({"algorithm": "gspo", "num_minibatches": 100}, "sequences.* = 128 .*use num_minibatches=128"),
+    "uneven minibatches": ({"num_minibatches": 30}, "num_envs . num_steps = 16000 .*=30,.* use num_minibatches=32"),
+    "uneven sequences": ({"algorithm": "gspo", "num_minibatches": 100}, "sequences.* = 32 .*use num_minibatches=32"),
     "members cut": ({"num_steps": 200}, "episode limit of CartPole-v1, 500.*num_steps=500, or cut_episodes=True"),
     "group of one": ({"group_size": 1}, "group_size is 1.*Use group_size >= 2"),
     "real actions": ({"action_distribution": "gaussian"}, "unknown action_distribution 'gaussian': use 'auto'"),
     "rollouts of tokens that go on": ({"environment": copy_task(), "algorithm": "ppo"}, r"_replace\(start=FRESH\)"),
     "a transformer of real observations": ({"network": "transformer"}, "observes a token .*float32.*network='mlp'"),
     "a field of the network": ({"hidden_sizes": (4,)}, r"of the network: Config\(network=MLP\(hidden_sizes=\(4,\)\)\)"),
-    "uneven groups": ({"environment": copy_task(), "share_prompts": True}, "whole groups, .* = 8 .*num_minibatches=8"),
+    "uneven groups": ({"environment": copy_task(), "share_prompts": True}, "whole groups, .* = 2 .*num_minibatches=2"),
     "windows without overlong episodes": ({"algorithm": PPO._replace(filter_overlong=True)}, r"\(start=FRESH\)"),
     "an unknown part": (
         of_parts(("positions",)),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.published_cartpole import CONFIG_FIELDS, HYPERPARAM_FIELDS, last_episodes
-from grpo_jax import GRPO, Config, Hyperparams, evaluate, run
+from grpo_jax import GRPO, Config, Hyperparams, evaluate, run, tuned
 from grpo_jax.objectives import episode_scores, group_normalized
 from grpo_jax.policies import MLP
 from grpo_jax.sweeps.runs import Run
@@ -29,12 +29,13 @@ def final_returns(config, hyperparams):
 @pytest.mark.parametrize(
     "config, hyperparams",
     [
-        (Config(algorithm="grpo", num_envs=128, group_size=16, num_minibatches=16), Hyperparams()),
-        (Config(algorithm="ppo", num_envs=32), Hyperparams(entropy_coef=0.01)),
+        (Config(algorithm="grpo"), Hyperparams()),
+        (Config(algorithm="ppo"), Hyperparams(total_steps=80_000.0)),
+        tuned("CartPole-v1", "grpo"),
     ],
-    ids=["grpo", "ppo"],
+    ids=["grpo", "ppo", "grpo, tuned"],
 )
-def test_cartpole_is_solved_within_500_000_steps(config, hyperparams):
+def test_cartpole_is_solved_with_plain_and_with_tuned_settings(config, hyperparams):
     assert np.min(final_returns(config, hyperparams)) >= 475
 
 

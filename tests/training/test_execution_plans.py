@@ -92,7 +92,7 @@ def test_every_minibatch_has_an_equal_share_of_each_block():
 
 
 def test_blocks_must_be_equal():
-    with pytest.raises(ConfigError, match="shuffle_blocks=3 does not divide the 128 environments"):
+    with pytest.raises(ConfigError, match="shuffle_blocks=3 does not divide the 32 environments"):
         Config(algorithm="ppo", shuffle_blocks=3)
-    with pytest.raises(ConfigError, match="shuffle_blocks = 128 is not divisible by num_minibatches=3"):
+    with pytest.raises(ConfigError, match="shuffle_blocks = 32 is not divisible by num_minibatches=3"):
         Config(algorithm="ppo", num_steps=8, shuffle_blocks=8, num_minibatches=3)

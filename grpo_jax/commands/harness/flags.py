@@ -109,7 +109,7 @@ def parse(arguments: type, flags: Sequence[str], algorithms: Sequence[str] = ())
     note = f"Defaults are those of {chosen.config}."
     if chosen.config is None:
         run = f"{algorithm if isinstance(algorithm, str) else name_of(algorithm)} on {environment}"
-        note = f"Defaults are tuned for {run}; --environment and --algorithm NAME --help show others."
+        note = f"Defaults are those of {run}; of others: --environment NAME --algorithm NAME --help."
         fields = _tuned(environment, find_algorithm(algorithm), scale, chosen)
     elif chosen.scale == "auto":
         fields = from_file
