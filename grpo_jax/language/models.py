@@ -1,52 +1,43 @@
-"""Folders of published language models in the layout of Llama and Qwen: config.json and the tokenizer's files.
+"""Folders of published language models in the layout of Llama and Qwen, which complete texts.
 
 model = load_model("Qwen3-0.6B", compute_dtype="bfloat16")
-params = load_params(model.folder)  # {"actor": ...}, of a policy with model.architecture
+model.complete(["The capital of France is"])
 """
 
-from collections.abc import Mapping
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from grpo_jax.errors import ConfigError, as_count
-from grpo_jax.language.folder import read_config
-from grpo_jax.language.tokenizer import Tokenizer, load_tokenizer
-from grpo_jax.policies import Transformer
-from grpo_jax.recording.files import as_path
+import jax
+import numpy as np
 
-# For each supported `model_type`: fields of `Transformer` beyond the sizes.
-MODEL_TYPES = {
-    "llama": {},
-    "qwen2": {"attention_bias": True},
-    "qwen3": {"qk_norm": True},
-}
-UNLIMITED = 2**31 - 1  # the context of a model whose config.json names none
+from grpo_jax.devices.execution_plan import resolve_plan
+from grpo_jax.environments.tokens import PAD
+from grpo_jax.errors import ConfigError
+from grpo_jax.evaluation.generation import Sampling, generate
+from grpo_jax.language.folder import as_architecture, describe_architecture, find_model, read_config
+from grpo_jax.language.prompts import Prompts, encode_prompts, prompts_of
+from grpo_jax.language.tokenizer import Prompt, Tokenizer, load_tokenizer, stop_moves
+from grpo_jax.language.weights import load_params
+from grpo_jax.policies import Policy, Transformer, categorical, make_token_policy
+from grpo_jax.types import PyTree
 
-_REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-
-# Fields of config.json, and of `Transformer`.
-_FIELDS = {
-    **{"num_hidden_layers": "num_layers", "hidden_size": "width", "intermediate_size": "feedforward_size"},
-    **{"num_attention_heads": "num_heads", "num_key_value_heads": "num_kv_heads", "head_dim": "head_size"},
-    **{"rope_theta": "rope_base", "rms_norm_eps": "norm_eps", "tie_word_embeddings": "tie_embeddings"},
-    "vocab_size": "vocab_size",
-}
-
-# Fields of config.json with one supported value, which they may also leave out.
-_SUPPORTED = {
-    **{"hidden_act": "silu", "use_sliding_window": False, "quantization_config": None},
-    **{"partial_rotary_factor": 1.0, "attention_bias": False, "mlp_bias": False},
-}
+STEPS_PER_CHECK = 16
+"""The most tokens between two checks whether all completions have ended."""
 
 
 class LanguageModel(NamedTuple):
-    """A model folder, without its weights."""
+    """A model folder, whose weights are read when they are needed."""
 
     folder: Path
     architecture: Transformer
     num_tokens: int  # of the tokenizer, at most vocab_size: others are never sampled
     context: int  # the most tokens of a prompt and its completion
     tokenizer: Tokenizer
+    params: Callable[[], PyTree]  # reads the weights, once, with the adapter added to them
+    adapter: Path | None = None  # the folder of an adapter (LoRA) of the weights in `folder`
 
     @property
     def vocab_size(self) -> int:
@@ -59,10 +50,75 @@ class LanguageModel(NamedTuple):
             size = f"the model only vocab_size={self.vocab_size}; it belongs to another model"
             raise ConfigError(f"{self.folder}: the tokenizer has the token {largest}, but {size}")
 
+    def stops(self, strings: Sequence[str]) -> tuple[np.ndarray, np.ndarray] | None:
+        """What finds texts that end a completion, see `stop_moves`; None without any."""
+        if isinstance(strings, str) or not all(strings):
+            raise ConfigError(f"stop_strings={strings!r} must be texts that are not empty, such as ('</a>',)")
+        return stop_moves(strings, self.tokenizer, self.num_tokens) if strings else None
+
+    def encode(self, prompts: Prompts, max_completion: int) -> np.ndarray:
+        """The tokens of prompts, int32 `[N, P]`, -1 on the left; ConfigError for too many with their completions."""
+        tokens = encode_prompts(self.tokenizer, prompts)
+        longest = (tokens != PAD).sum(axis=1).argmax()
+        if (length := tokens.shape[1] + max_completion) > self.context:
+            size = f"the prompt has {tokens.shape[1]} tokens, and {length} with a completion of {max_completion}"
+            advice = f"more than the model's context of {self.context}; shorten it, or lower max_completion"
+            raise ConfigError(f"{prompts.sources[longest]}: {size}, {advice}")
+        self.check_tokens(tokens.max())
+        return tokens
+
+    def complete(
+        self,
+        prompts: Sequence[Prompt],
+        key: jax.Array | None = None,
+        *,
+        num_samples: int | None = None,
+        max_completion: int = 256,
+        stop_strings: Sequence[str] = (),
+        **sampling: Any,
+    ) -> list[str] | list[list[str]]:
+        """The texts with which the model goes on from prompts, all of them at once: `generate`, from text to text.
+
+        Args:
+          prompts: texts, or chats, which its template renders.
+          key: of samples; None: the most probable tokens.
+          num_samples: completions of each prompt; None: one.
+          max_completion: the most tokens of a completion, which else ends with an end token of the model.
+          stop_strings: texts that end a completion too, and stay in it.
+          sampling: further fields of `Sampling`, such as `temperature=0.7` or `top_p=0.9`.
+
+        Returns:
+          A text for each prompt; with `num_samples` a list of them.
+        """
+        if key is None and (num_samples or 1) > 1:
+            raise ConfigError(f"num_samples={num_samples} greedy completions would be equal; give a key for samples")
+        prompts = prompts_of(prompts)
+        tokens = self.encode(prompts, max_completion)
+        sampling = {"temperature": 1.0 if key is not None else 0} | sampling
+        sampling |= {"end_token": self.tokenizer.end_tokens, "stops": self.stops(stop_strings)}
+        made = generate(
+            _policy(self.architecture.without_lora, self.num_tokens, max_completion),
+            self.params(),
+            np.pad(tokens, [(0, 0), (-tokens.shape[1] % 16, 0)], constant_values=PAD),  # few lengths, few programs
+            jax.random.key(0) if key is None else key,
+            Sampling(num_samples=1 if num_samples is None else num_samples, **sampling),
+            plan=dataclasses.replace(resolve_plan("auto"), steps_per_check=STEPS_PER_CHECK),
+        )
+        rows = zip(np.asarray(made.tokens), tokens, strict=True)
+        texts = [[self.tokenizer.decode(row, before) for row in made] for made, before in rows]
+        return [text for (text,) in texts] if num_samples is None else texts
+
+
+@functools.lru_cache(maxsize=8)
+def _policy(architecture: Transformer, num_tokens: int, max_completion: int) -> Policy:
+    """The policy of a model, kept, as programs are compiled for one policy."""
+    return make_token_policy(architecture, categorical(num_tokens), max_steps=max_completion)
+
 
 def load_model(
     folder: str | Path,
     *,
+    base: str | Path | None = None,
     template_variables: Mapping[str, Any] | None = None,
     date: str | None = None,
     **changes: Any,
@@ -70,74 +126,23 @@ def load_model(
     """The architecture, the tokenizer and the limits of a model folder.
 
     Args:
-      folder: contains config.json and tokenizer.json.
+      folder: contains config.json and tokenizer.json; or that of an adapter of such a model, or of a run with either.
+      base: the folder of an adapter's model; None: the one that its adapter_config.json names.
       template_variables, date: of the chat template, see `load_tokenizer`.
       changes: fields of the `Transformer` to replace, such as `compute_dtype="bfloat16"`.
 
     Raises:
       ConfigError: a file is missing, the model has a feature that this transformer lacks, or no end token is known.
     """
-    folder = as_path(folder)
+    folder, adapter = find_model(folder, base)
     published = read_config(folder)
     tokenizer = load_tokenizer(folder, template_variables=template_variables, date=date)
     architecture, context = as_architecture(folder / "config.json", published, **changes)
     num_tokens = min(tokenizer.num_tokens, architecture.vocab_size)
-    model = LanguageModel(folder, architecture, num_tokens, context, tokenizer)
+    params = functools.cache(lambda: load_params(adapter or folder, base=adapter and folder))
+    model = LanguageModel(folder, architecture, num_tokens, context, tokenizer, params, adapter)
     model.check_tokens(max(tokenizer.end_tokens))
     return model
-
-
-def load_architecture(folder: str | Path, **changes: Any) -> Transformer:
-    """The sizes of a checkpoint's transformer: `Config(network=load_architecture(folder))`.
-
-    Args:
-      folder: contains config.json; ConfigError if it has a feature that this transformer lacks, or is damaged.
-      changes: fields of the `Transformer` to replace, such as `compute_dtype="bfloat16"`.
-    """
-    return as_architecture(as_path(folder) / "config.json", read_config(folder), **changes)[0]
-
-
-def as_architecture(path: Path, published: Mapping[str, Any], **changes: Any) -> tuple[Transformer, int]:
-    """The transformer and the context that fields of config.json describe, which come from this path."""
-    model_type = published.get("model_type")
-    if model_type not in MODEL_TYPES:
-        raise ConfigError(f"{path}: model_type={model_type!r} is not supported; use one of {', '.join(MODEL_TYPES)}")
-    if missing := [field for field in _REQUIRED if published.get(field) is None]:
-        raise ConfigError(f"{path} lacks {', '.join(missing)}; copy the file of the published model again")
-    for field in (*_REQUIRED, "num_key_value_heads", "head_dim", "max_position_embeddings"):
-        if published.get(field) is not None:
-            as_count(f"{path}: {field}", published[field])
-    for field, supported in _SUPPORTED.items():
-        if published.get(field, supported) != supported:
-            raise ConfigError(f"{path}: {field}={published[field]!r} is not supported, only {supported!r}")
-    rope = published.get("rope_parameters") or published.get("rope_scaling") or {}
-    if rope.get("rope_type", rope.get("type", "default")) != "default" or rope.get("partial_rotary_factor", 1.0) != 1:
-        raise ConfigError(f"{path}: scaled rotary positions are not supported: {rope}; use a checkpoint without")
-    if other := set(published.get("layer_types") or []) - {"full_attention"}:
-        raise ConfigError(f"{path}: layer_types has {sorted(other)[0]!r}, and only 'full_attention' is supported")
-    given = {"rope_theta": rope.get("rope_theta")}
-    given |= {name: value for name, value in published.items() if value is not None}
-    fields = {field: given[name] for name, field in _FIELDS.items() if given.get(name) is not None}
-    try:
-        architecture = Transformer(**fields | MODEL_TYPES[model_type] | changes)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
-    return architecture, given.get("max_position_embeddings", UNLIMITED)
-
-
-def describe_architecture(architecture: Transformer, *, vocab_size: int, context: int) -> dict[str, Any]:
-    """The fields of config.json for this architecture; ConfigError if no published model type has its variants."""
-    variants = {name: getattr(architecture, name) for fields in MODEL_TYPES.values() for name in fields}
-    types = [name for name, fields in MODEL_TYPES.items() if dict.fromkeys(variants, False) | fields == variants]
-    if not types:
-        raise ConfigError(f"no published model type has {variants}; use one of {MODEL_TYPES}")
-    size = architecture.sizes
-    return {
-        **{"model_type": types[0], "architectures": [f"{types[0].capitalize()}ForCausalLM"], "hidden_act": "silu"},
-        **{name: getattr(architecture, field) for name, field in _FIELDS.items()},
-        **{"num_attention_heads": size.heads, "num_key_value_heads": size.kv_heads, "head_dim": size.head},
-        **{"intermediate_size": size.feedforward, "max_position_embeddings": context, "vocab_size": vocab_size},
-    }
 
 
 def changed_fields(model: LanguageModel, vocab_size: int) -> dict[str, Any]:

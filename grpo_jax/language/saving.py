@@ -10,10 +10,18 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax.errors import ConfigError
-from grpo_jax.language.folder import FILES, file_in, read_config
-from grpo_jax.language.models import LanguageModel, changed_fields, describe_architecture
+from grpo_jax.language.folder import ADAPTER, FILES, describe_architecture, file_in, read_config
+from grpo_jax.language.models import LanguageModel, changed_fields
 from grpo_jax.language.tokenizer import Tokenizer
-from grpo_jax.language.weights import WEIGHTS, actor_params, published_names, published_weights, split_outputs
+from grpo_jax.language.weights import (
+    ADAPTER_WEIGHTS,
+    WEIGHTS,
+    actor_params,
+    adapter_module,
+    published_names,
+    published_weights,
+    split_outputs,
+)
 from grpo_jax.policies import Transformer, categorical, make_token_policy
 from grpo_jax.policies.transformer import DTYPES
 from grpo_jax.recording.files import Arrays, as_path, new_files, write_arrays, write_json
@@ -158,8 +166,10 @@ def save_adapter(folder: str | Path, model: LanguageModel, params: PyTree, *, dt
     """
     if model.architecture.adapter is None:
         raise ConfigError("save_adapter needs adapters, and the architecture has no lora_rank; use save_trained")
+    advice = "use save_trained, which adds adapters to the weights"
+    if model.adapter is not None:
+        raise ConfigError(f"the trained model began with the adapter {model.adapter}, which its folder lacks; {advice}")
     if changed_fields(model, len(actor_params(params)["embedding"])):
-        advice = "use save_trained, which adds adapters to the weights"
         raise ConfigError(f"the trained model has another architecture or context than its config.json; {advice}")
     tensors = _adapter_weights(model.architecture, params, dtype)
     description = {
@@ -169,8 +179,8 @@ def save_adapter(folder: str | Path, model: LanguageModel, params: PyTree, *, dt
         **{"fan_in_fan_out": False, "inference_mode": True},
     }
     with _model_files(folder, dtype, model.folder) as new:
-        write_json(new / "adapter_config.json", description)
-        write_arrays(new / "adapter_model.safetensors", tensors, {"format": "pt"})
+        write_json(new / ADAPTER, description)
+        write_arrays(new / ADAPTER_WEIGHTS, tensors, {"format": "pt"})
 
 
 def _adapter_weights(architecture: Transformer, params: PyTree, dtype: str) -> dict[str, jax.Array]:
@@ -182,7 +192,7 @@ def _adapter_weights(architecture: Transformer, params: PyTree, dtype: str) -> d
             continue
         lora_a, lora_b = (jnp.asarray(arrays[f"{layer}/{name}"], dtype) for name in ("lora_a", "lora_b"))
         for name, part in zip(names, split_outputs(architecture, path, lora_b), strict=True):
-            module = f"base_model.model.{name.removesuffix('.weight')}"
+            module = adapter_module(name)
             tensors |= {f"{module}.lora_A.weight": lora_a.T, f"{module}.lora_B.weight": part.T}
     return tensors
 

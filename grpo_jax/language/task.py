@@ -14,10 +14,9 @@ import numpy as np
 from grpo_jax.environments.tokens import PAD
 from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.language.models import LanguageModel
-from grpo_jax.language.prompts import Prompts, encode_prompts
+from grpo_jax.language.prompts import Prompts
 from grpo_jax.language.rewards import Reward, call_rewards, check_rewards, totals
 from grpo_jax.language.scorer import Scorer
-from grpo_jax.language.tokenizer import stop_moves
 
 
 class PhaseTimes:
@@ -80,10 +79,7 @@ class LanguageTask:
         for scorer in (reward.function for reward in self.rewards if isinstance(reward.function, Scorer)):
             for content, source in zip(self.all_prompts.contents, self.all_prompts.sources, strict=True):
                 scorer.check(content, source)
-        if isinstance(self.stop_strings, str) or not all(self.stop_strings):
-            raise ConfigError(f"stop_strings={self.stop_strings!r} must be texts that are not empty, such as ('</a>',)")
-        if self.stop_strings:
-            self.stops  # noqa: B018, checks the tokenizer
+        self.stops  # noqa: B018, checks the strings and the tokenizer
 
     @property
     def num_training(self) -> int:
@@ -108,9 +104,9 @@ class LanguageTask:
         return self.tokens[np.asarray(prompt)]
 
     @functools.cached_property
-    def stops(self) -> tuple[np.ndarray, np.ndarray]:
-        """What finds the stop strings: see `stop_moves`."""
-        return stop_moves(self.stop_strings, self.model.tokenizer, self.model.num_tokens)
+    def stops(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """What finds the stop strings: see `stop_moves`; None without any."""
+        return self.model.stops(self.stop_strings)
 
     def is_cut(self, tokens: np.ndarray) -> np.ndarray:
         """Whether completions, int `[..., L]`, -1 after the end, were cut off at the limit: bool `[...]`."""
@@ -123,14 +119,7 @@ class LanguageTask:
 
     def encode(self, prompts: Prompts) -> np.ndarray:
         """The tokens of prompts, int32 `[N, P]`, -1 on the left; ConfigError for too many."""
-        tokens = encode_prompts(self.model.tokenizer, prompts)
-        longest = (tokens != PAD).sum(axis=1).argmax()
-        if (length := tokens.shape[1] + self.max_completion) > self.model.context:
-            size = f"the prompt has {tokens.shape[1]} tokens, and {length} with a completion of {self.max_completion}"
-            advice = f"more than the model's context of {self.model.context}; shorten it, or lower max_completion"
-            raise ConfigError(f"{prompts.sources[longest]}: {size}, {advice}")
-        self.model.check_tokens(tokens.max())
-        return tokens
+        return self.model.encode(prompts, self.max_completion)
 
     def texts(self, prompt: np.ndarray, tokens: np.ndarray) -> list[str]:
         """The texts of completions, int `[..., L]`, that continue the prompts of these indices, int `[...]`."""

@@ -1,6 +1,7 @@
 """The weights of a model folder as parameters of a policy, and back."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,23 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 from safetensors import safe_open
 
-from grpo_jax.errors import ConfigError
-from grpo_jax.language.folder import as_config_error, file_in, read_config, read_fields
-from grpo_jax.language.models import load_architecture
+from grpo_jax.errors import ConfigError, as_count
+from grpo_jax.language.folder import (
+    ADAPTER,
+    as_config_error,
+    file_in,
+    find_model,
+    load_architecture,
+    read_config,
+    read_fields,
+)
 from grpo_jax.policies import Transformer, categorical, make_token_policy, merge_lora
 from grpo_jax.recording.files import as_path
 from grpo_jax.types import PyTree, by_path
 
-WEIGHTS = "model.safetensors"
+WEIGHTS, ADAPTER_WEIGHTS = "model.safetensors", "adapter_model.safetensors"
+# Fields of adapter_config.json with one supported value, which they may also leave out.
+_SUPPORTED_ADAPTER = {"peft_type": "LORA", "use_rslora": False, "rank_pattern": {}, "alpha_pattern": {}}
 _FLOATS = "float16", "bfloat16", "float32", "float64"
 
 
@@ -49,18 +59,24 @@ def published_names(architecture: Transformer) -> dict[str, tuple[str, ...]]:
     return names
 
 
-def load_params(folder: str | Path) -> PyTree:
+def load_params(folder: str | Path, *, base: str | Path | None = None) -> PyTree:
     """The weights of a checkpoint, in float32, as parameters `{"actor": ...}` of a policy with its `load_architecture`.
 
     Args:
-      folder: contains config.json and either model.safetensors or model.safetensors.index.json with the files it lists.
+      folder: contains config.json and either model.safetensors or model.safetensors.index.json with the files it lists;
+        or that of an adapter (LoRA), which is added to the weights of its model, or of a run with either.
+      base: the folder of an adapter's model; None: the one that its adapter_config.json names.
 
     Raises:
       ConfigError: a file or a weight is missing, damaged or of another size, or the folder is a scorer's.
     """
+    folder, adapter = find_model(folder, base)
     if is_scorer(published := read_config(folder)):
         raise ConfigError(f"{folder} is a scorer ({published['architectures']}), not a language model; use load_scorer")
-    return read_params(as_path(folder), load_architecture(folder), _reader(as_path(folder)))
+    architecture, tensor = load_architecture(folder), _reader(folder)
+    return read_params(
+        folder, architecture, tensor if adapter is None else _with_adapter(adapter, architecture, tensor)
+    )
 
 
 def is_scorer(published: Mapping[str, Any]) -> bool:
@@ -141,28 +157,64 @@ def split_outputs(architecture: Transformer, path: str, array: jax.Array) -> lis
 
 
 def _reader(folder: Path) -> Callable[[str], jax.Array]:
-    """The function `(name) -> float32 tensor` of a checkpoint in one or several files."""
-    index, names = f"{WEIGHTS}.index.json", [WEIGHTS]
+    """The function `(name) -> float32 tensor` of a checkpoint."""
+    return functools.partial(_tensor, folder, _files(folder, WEIGHTS))
+
+
+def _files(folder: Path, weights: str) -> dict[str, Any]:
+    """The open file of each tensor of a checkpoint in one or several files, by its name."""
+    index, names = f"{weights}.index.json", [weights]
     if file_in(folder, index).exists():
         weight_map = read_fields(folder, index, {"weight_map": dict[str, str]}).get("weight_map") or {}
         names = sorted(set(weight_map.values()))
     files = []
     for name in names:
-        with as_config_error(f"{folder / name} cannot be read: %s; a model folder has {WEIGHTS} or {index}"):
+        with as_config_error(f"{folder / name} cannot be read: %s; a model folder has {weights} or {index}"):
             # Memory-mapped: a tensor is read only when it is requested.
             files.append(safe_open(file_in(folder, name), framework="flax"))
-    file_of = {name: file for file in files for name in file.keys()}
+    return {name: file for file in files for name in file.keys()}
 
-    def tensor(name):
-        if name not in file_of:
-            raise ConfigError(f"{folder} lacks {name!r}, which its config.json implies")
-        with as_config_error(f"{folder}: {name!r} cannot be read: %s"):  # for a dtype that `safetensors` does not know
-            found = file_of[name].get_tensor(name)
-        if found.dtype.name not in _FLOATS:
-            raise ConfigError(f"{folder}: {name!r} is {found.dtype}; use one of {_FLOATS}")
-        return jnp.asarray(found, jnp.float32)
 
-    return tensor
+def _tensor(folder: Path, files: Mapping[str, Any], name: str) -> jax.Array:
+    if name not in files:
+        raise ConfigError(f"{folder} lacks {name!r}, which its config.json implies")
+    with as_config_error(f"{folder}: {name!r} cannot be read: %s"):  # for a dtype that `safetensors` does not know
+        found = files[name].get_tensor(name)
+    if found.dtype.name not in _FLOATS:
+        raise ConfigError(f"{folder}: {name!r} is {found.dtype}; use one of {_FLOATS}")
+    return jnp.asarray(found, jnp.float32)
+
+
+def adapter_module(name: str) -> str:
+    """The name in PEFT of the layer with the published tensor of this name."""
+    return f"base_model.model.{name.removesuffix('.weight')}"
+
+
+def _with_adapter(folder: Path, architecture: Transformer, tensor: Callable[[str], Any]) -> Callable[[str], jax.Array]:
+    """The function `(name) -> tensor` of a model with an adapter in the format of PEFT: W + lora_alpha / r · B A."""
+    path, files = folder / ADAPTER, _files(folder, ADAPTER_WEIGHTS)
+    fields = read_fields(folder, ADAPTER, {"r": int, "lora_alpha": float})
+    for field, value in _SUPPORTED_ADAPTER.items():
+        if fields.get(field) not in (None, value):
+            raise ConfigError(f"{path}: {field}={fields[field]!r} is not supported, only {value!r}")
+    rank = as_count(f"{path}: r", fields.get("r"))
+    scale = dataclasses.replace(architecture, lora_rank=rank, lora_alpha=fields.get("lora_alpha")).adapter.scale
+    names = [name for group in published_names(architecture).values() for name in group]
+    pairs = {name: [f"{adapter_module(name)}.lora_{factor}.weight" for factor in "BA"] for name in names}
+    if other := sorted(files.keys() - {part for pair in pairs.values() for part in pair}):
+        raise ConfigError(f"{folder} has {other[0]!r}, which is no LoRA of a layer of the model; merge it by peft")
+
+    def merged(name):
+        weight = tensor(name)
+        if files.keys().isdisjoint(pairs[name]):
+            return weight
+        b, a = (_tensor(folder, files, part) for part in pairs[name])
+        if (*b.shape[:1], *a.shape[1:], b.shape[1:]) != (*weight.shape, a.shape[:1]):
+            sizes = f"{b.shape} and {a.shape} for {weight.shape}"
+            raise ConfigError(f"{folder}: {pairs[name][0]} is of another model: its factors have the sizes {sizes}")
+        return weight + scale * jnp.matmul(b, a, precision="highest")
+
+    return merged
 
 
 def _finite(array: Any, name: str, source: Path) -> jax.Array:

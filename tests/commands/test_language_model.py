@@ -1,5 +1,6 @@
 """The command for language models: from a tiny model to a trained folder, and errors in one line."""
 
+import io
 import json
 import operator
 import signal
@@ -10,15 +11,16 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from language_models import make_model
+from language_models import make_model, make_task
 from safetensors.numpy import load_file
 
 from grpo_jax import Hyperparams
-from grpo_jax.commands import lm
+from grpo_jax.commands import ask, lm
 from grpo_jax.commands.harness import language_training
 from grpo_jax.commands.harness.command import command
 from grpo_jax.commands.harness.held_out_points import diagnose
 from grpo_jax.commands.harness.language_runs import measurement_interval
+from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.errors import ConfigError
 from grpo_jax.language import RewardError, load_model, load_params, make_tiny_model, save_trained
 
@@ -219,6 +221,22 @@ def test_a_sweep_has_what_any_of_its_values_needs(folder):
     assert without.config is with_kl.config and with_kl.config.algorithm.reference is not None
     config = plans("top_p 1 0.5")[0].config
     assert config.truncate_sampling and config.algorithm.reference is None
+
+
+def test_a_trained_model_is_asked_as_its_run_did(folder, capsys, monkeypatch):
+    """By texts here, although the model has a chat template."""
+    model = load_model(make_model(folder / "run" / "model"))
+    language_training.record_template(folder / "run", make_task(model))
+
+    def ask_run(*flags):
+        ask.main(parse_flags(ask.Arguments, ["run", *flags, "--max-completion", "3"]))
+        return capsys.readouterr().out
+
+    monkeypatch.setattr("sys.stdin", io.StringIO("12\n\n345\n"))
+    first, second = model.complete(["12", "345"], max_completion=3)
+    assert ask_run("-") == f"12\n{first}\n345\n{second}\n"
+    (chat,) = model.complete([[{"role": "user", "content": "12"}]], max_completion=3)
+    assert json.loads(ask_run("12", "--json", "--prompt-kind", "chat")) == {"prompt": "12", "answers": [chat]}
 
 
 def test_a_collapse_is_not_sharpening():

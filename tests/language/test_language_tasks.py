@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from language_models import CHAT, lengths, make_model, make_params, make_task, make_tokenizer
+from language_models import CHAT, lengths, make_model, make_params, make_task, make_tokenizer, numpy_forward
 from small import begin
 
 from grpo_jax import Config, Hyperparams, make_mesh, make_train_step, run
@@ -203,6 +203,24 @@ def test_other_prompts_need_no_other_program(model):
     play = programs[0][1].compile()
     completions, others = (np.asarray(play(state, task.tokens, key)) for task in tasks)
     assert (completions == others[::-1]).all() and len(np.unique(completions, axis=0)) > 1
+
+
+def test_a_model_completes_texts(model):
+    """Greedily, as a NumPy model does, or by samples, which end with a stop string."""
+    prompts, short = ["12", "345"], {"max_completion": 5}
+    for prompt, text in zip(prompts, model.complete(prompts, **short), strict=True):
+        tokens = model.tokenizer.encode(prompt)
+        for _ in range(5):
+            features, weights = numpy_forward(model.folder, tokens)
+            tokens.append(int((features[-1] @ weights["lm_head.weight"].T).argmax()))
+        assert text == model.tokenizer.decode(tokens[len(prompt) :], tokens[: len(prompt)])
+    sample = functools.partial(model.complete, prompts, num_samples=32, stop_strings=["e", "7"], **short)
+    first, again, other = (sample(jax.random.key(seed)) for seed in (0, 0, 1))
+    assert first == again != other and [len(texts) for texts in first] == [32, 32]
+    texts = sum(first + other, [])
+    assert any(text[-1:] in ("e", "7") for text in texts) and not any({"e", "7"} & {*text[:-1]} for text in texts)
+    with pytest.raises(ConfigError, match="num_samples=2 greedy completions would be equal; give a key"):
+        model.complete(prompts, num_samples=2)
 
 
 def test_time_goes_to_rollouts_rewards_and_updates(model, monkeypatch):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from language_models import MODEL_TYPES, make_model, make_params, make_tokenizer
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from grpo_jax.errors import ConfigError
 from grpo_jax.language import (
@@ -174,6 +174,46 @@ def test_each_published_layer_gets_its_part_of_our_adapters(tmp_path, model_type
     assert (described["r"], described["lora_alpha"]) == (3, 5.0)
     assert described["base_model_name_or_path"] == str((tmp_path / "base").resolve())
     assert described["target_modules"] == [f"{name}_proj" for name in ("down", "gate", "k", "o", "q", "up", "v")]
+    loaded, merged = load_params(tmp_path / "adapter"), merge_lora(model.architecture, params)[1]
+    jax.tree.map(lambda *both: np.testing.assert_allclose(*both, atol=1e-5), loaded, merged)
+
+
+def test_an_adapter_is_its_model_with_other_weights(tmp_path):
+    """Also in the folder of a run; its base model may have moved."""
+    model, params = train(tmp_path / "base", "llama")
+    save_adapter(tmp_path / "run" / "adapter", model, params)
+    found = load_model(tmp_path / "run")
+    assert (found.folder, found.adapter) == (tmp_path / "base", tmp_path / "run" / "adapter")
+    assert found.architecture == model.architecture.without_lora
+    assert found.complete(["12"], max_completion=4) != load_model(tmp_path / "base").complete(["12"], max_completion=4)
+    with pytest.raises(ConfigError, match="began with the adapter .*adapter, .* use save_trained"):
+        save_adapter(tmp_path / "second", found._replace(architecture=model.architecture), params)
+    (tmp_path / "base").rename(tmp_path / "moved")
+    with pytest.raises(ConfigError, match="adapter of the model .*base, which is not here.*base_model_name_or_path in"):
+        load_model(tmp_path / "run")
+    assert are_equal(load_params(tmp_path / "run", base=tmp_path / "moved"), found.params())
+
+
+WRONG_ADAPTERS = {
+    "r=0 is not a positive integer": {"r": 0},
+    "lora_alpha=None must be a positive number": {"lora_alpha": None},
+    "use_rslora=True is not supported, only False": {"use_rslora": True},
+    "is of another model: its factors have the sizes": {"model.layers.0.self_attn.o_proj.lora_A": np.ones((3, 5))},
+    "which is no LoRA of a layer of the model": {"model.layers.1.self_attn.o_proj.lora_A": np.ones((3, 16))},
+    "has weights that are not finite": {"model.layers.0.self_attn.o_proj.lora_A": np.full((3, 16), np.nan)},
+}
+
+
+def test_an_adapter_that_does_not_fit_is_refused(tmp_path):
+    save_adapter(tmp_path / "adapter", *train(tmp_path / "base", "llama"))
+    config, weights = (tmp_path / "adapter" / name for name in ("adapter_config.json", "adapter_model.safetensors"))
+    fields, tensors = json.loads(config.read_text()), load_file(weights)
+    for message, changes in WRONG_ADAPTERS.items():
+        arrays = {f"base_model.model.{name}.weight": value for name, value in changes.items() if "." in name}
+        config.write_text(json.dumps(fields | {name: value for name, value in changes.items() if "." not in name}))
+        save_file(tensors | {name: np.float32(value) for name, value in arrays.items()}, weights)
+        with pytest.raises(ConfigError, match=message):
+            load_params(tmp_path / "adapter")
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ def test_a_command_finds_modules_in_the_current_folder(tmp_path, monkeypatch):
 
 
 LOOKS = {
-    **{"play .": False, "evaluate . --num-episodes 3": False, "export . --out x": False},
+    **{"play .": False, "evaluate . --num-episodes 3": False, "export . --out x": False, "ask . hi": False},
     **{"play . --env-params gravity=5": False, "play . --trust": True},
     **{"evaluate . --environment mine:Env": True, "train --network mine:network": True},
 }

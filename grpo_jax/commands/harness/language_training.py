@@ -1,5 +1,6 @@
 """The runs of `grpo-jax lm`: trained, measured on held-out prompts, and saved as folders."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ from grpo_jax import Config, TrainState
 from grpo_jax.commands.harness.language_runs import HeldOutCurves, held_out_reward
 from grpo_jax.commands.harness.study import CommandStudy
 from grpo_jax.config import kept_with
+from grpo_jax.errors import ConfigError
 from grpo_jax.language import LanguageTask, RewardError, load_params, save_adapter, save_trained
+from grpo_jax.language.folder import find_model
 from grpo_jax.policies import add_lora
 from grpo_jax.recording import RunSpec
 from grpo_jax.recording.files import read_object, write_json
@@ -98,7 +101,25 @@ def begun_date(out: Path) -> str | None:
 def record_template(out: Path, task: LanguageTask) -> None:
     """Writes what a chat template was given, so that a run that is resumed reads the same prompts on another day."""
     if (template := task.model.tokenizer.template) is not None:
-        write_json(out / TEMPLATE, {"date": template.date, "variables": template.variables})
+        fields = {"date": template.date, "variables": template.variables, "chats": task.prompts.are_chats}
+        write_json(out / TEMPLATE, fields)
+
+
+def template_of(model: Path) -> dict[str, Any]:
+    """What the run that trained the model in a folder has recorded of its chat template; {} without such a run."""
+    paths = (folder / TEMPLATE for folder in model.resolve().parents[:2])  # of a sweep a folder further up
+    return next((read_object(path) for path in paths if path.is_file()), {})
+
+
+def template_variable(word: str) -> tuple[str, Any]:
+    """NAME=VALUE as the name and the value: JSON, such as false, or else a text."""
+    name, equals, value = word.partition("=")
+    if not equals:
+        raise ConfigError(f"--template-variable {word} has no value; write a name and its value, such as {word}=false")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
 
 
 def model_folders(out: Path, name: str, num_seeds: int) -> list[Path]:
@@ -115,9 +136,10 @@ def save_models(curves: HeldOutCurves, params: PyTree, starts: Sequence[Path]) -
       starts: the folder of each seed's model before training.
     """
     arguments, config = curves.arguments, curves.plan.config
-    saves_adapter = arguments.lora_rank is not None and not arguments.merge_lora
+    # What an adapter on an adapter changes is not the base model's.
+    saves_adapter = arguments.lora_rank is not None and not arguments.merge_lora and curves.task.model.adapter is None
     save, name = (save_adapter, "adapter") if saves_adapter else (save_trained, "model")
     for seed, folder in enumerate(model_folders(curves.folder, name, arguments.num_seeds)):
-        trained = curves.task.model._replace(folder=starts[seed], architecture=config.network)
+        trained = curves.task.model._replace(folder=find_model(starts[seed])[0], architecture=config.network)
         save(folder, trained, jax.tree.map(lambda leaf, seed=seed: leaf[seed], params), dtype=arguments.save_dtype)
         curves.console.print(f"The trained {name}: {folder}", soft_wrap=True)

@@ -1,0 +1,107 @@
+"""Answers of a language model to prompts: `grpo-jax ask runs/mine "What is 2 + 3?"`."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import jax
+import tyro
+from rich.console import Console
+
+from grpo_jax.commands.harness.command import command, make_console, need_one_process
+from grpo_jax.commands.harness.language_training import template_of, template_variable
+from grpo_jax.commands.harness.limits import Count, NotNegative, Seed
+from grpo_jax.commands.harness.parsing import parse_flags
+from grpo_jax.errors import ConfigError
+from grpo_jax.language import load_model
+from grpo_jax.language.folder import find_model
+
+
+@dataclasses.dataclass
+class Arguments:
+    """Prints what the model in a folder answers to prompts, all of them at once."""
+
+    folder: Annotated[Path, tyro.conf.Positional]
+    """Folder of a model, of an adapter (LoRA), or of a run of grpo-jax lm."""
+    prompts: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PROMPT ...")] = ()
+    """Texts; - reads a prompt from each line of standard input."""
+    prompt_kind: Literal["auto", "chat", "text"] = "auto"
+    """chat: messages of a user, rendered by the model's template; text: texts to continue; auto: what the run had that
+    trained the model, or else chat if the model has a template."""
+    template_variable: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME=VALUE")] = ()
+    """A value that the chat template reads, such as enable_thinking=false; repeat the flag for several."""
+    temperature: NotNegative | None = None
+    """Sample at this temperature; None: the most probable tokens, or 1 with several samples."""
+    num_samples: Count = 1
+    """Answers to each prompt."""
+    max_completion: Count = 256
+    """The most tokens of an answer."""
+    stop_string: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """An answer also ends once its text contains this; repeat the flag for several."""
+    seed: Seed = 0
+    """Seed of samples."""
+    base_model: Path | None = None
+    """Folder of an adapter's model; None: the one that the adapter names."""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Dtype of activations and of the cache."""
+    json: bool = False
+    """Print a line of JSON for each prompt."""
+
+
+def main(arguments: Arguments) -> None:
+    need_one_process("language models")
+    prompts = read_prompts(arguments.prompts)
+    found, adapter = find_model(arguments.folder, arguments.base_model)
+    recorded = template_of(adapter or found)
+    model = load_model(
+        arguments.folder,
+        base=arguments.base_model,
+        template_variables=recorded.get("variables", {}) | dict(map(template_variable, arguments.template_variable)),
+        date=recorded.get("date"),
+        compute_dtype=arguments.compute_dtype,
+    )
+    is_chat = recorded.get("chats", model.tokenizer.template is not None)
+    is_chat = is_chat if arguments.prompt_kind == "auto" else arguments.prompt_kind == "chat"
+    is_sampled = arguments.temperature is not None or arguments.num_samples > 1
+    sampling = {} if arguments.temperature is None else {"temperature": arguments.temperature}
+    with Console(stderr=True).status(f"{adapter or found}: reading the weights, compiling, answering"):
+        answers = model.complete(
+            [[{"role": "user", "content": prompt}] for prompt in prompts] if is_chat else prompts,
+            jax.random.key(arguments.seed) if is_sampled else None,
+            num_samples=arguments.num_samples,
+            max_completion=arguments.max_completion,
+            stop_strings=[string.replace("\\n", "\n") for string in arguments.stop_string],
+            **sampling,
+        )
+    show(prompts, answers, as_json=arguments.json)
+
+
+def read_prompts(words: tuple[str, ...]) -> list[str]:
+    """The prompts of the command line; ConfigError without any, or for one that is empty."""
+    prompts = []
+    for word in words:
+        prompts += [line for line in sys.stdin.read().splitlines() if line.strip()] if word == "-" else [word]
+    if not prompts:
+        raise ConfigError('there is no prompt; write one or several after the folder, such as "What is 2 + 3?"')
+    if not all(map(str.strip, prompts)):
+        raise ConfigError("a prompt is empty; write at least one word between its quotes")
+    return prompts
+
+
+def show(prompts: list[str], answers: list[list[str]], *, as_json: bool) -> None:
+    """Prints the answers, of several prompts below each prompt."""
+    console = make_console()
+    for prompt, texts in zip(prompts, answers, strict=True):
+        if as_json:
+            print(json.dumps({"prompt": prompt, "answers": texts}, ensure_ascii=False))
+            continue
+        if len(prompts) > 1:
+            console.print(prompt, style="bold", soft_wrap=True)
+        for number, text in enumerate(texts, start=1):
+            console.print(f"{number}. {text}" if len(texts) > 1 else text, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    command(lambda: main(parse_flags(Arguments)))
