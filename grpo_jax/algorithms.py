@@ -4,13 +4,15 @@
 """
 
 from collections.abc import Callable
-from typing import Annotated, NamedTuple, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 from grpo_jax import baselines, objectives
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.groups import ANCHORED, CONTINUE, FRESH, Start
 from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.importing import held_name
 from grpo_jax.objectives import entropy_bonus, kl_to_behaviour, outcome, whitened, with_hyperparams
+from grpo_jax.objectives.slots import function_name
 
 
 class Algorithm(NamedTuple):
@@ -280,8 +282,29 @@ def by_name(name: str) -> Algorithm:
 
 
 def name_of(algorithm: Algorithm) -> str:
-    """The name it has in `ALGORITHMS`, or "custom"."""
-    return next((name for name, known in ALGORITHMS.items() if known == algorithm), "custom")
+    """Its name in `ALGORITHMS`; of a custom one the import path under which a module holds it, or what sets it apart.
+
+    Such as "ppo", "my_algorithms:MINE" (in a script or a notebook "MINE"), "ppo with advantage=my_algorithms:mine".
+    """
+    known = next((name for name, each in ALGORITHMS.items() if each == algorithm), None)
+    return known or held_name(algorithm) or _as_variant(algorithm)
+
+
+def _as_variant(algorithm: Algorithm) -> str:
+    differing = {
+        name: [slot for slot in Algorithm._fields if getattr(algorithm, slot) != getattr(known, slot)]
+        for name, known in ALGORITHMS.items()
+    }
+    nearest_name = min(differing, key=lambda name: len(differing[name]))
+    slots = (f"{slot}={_slot_name(slot, getattr(algorithm, slot))}" for slot in differing[nearest_name])
+    return f"{nearest_name} with {', '.join(slots)}"
+
+
+def _slot_name(slot: str, value: Any) -> str:
+    owner = next((name for name, known in ALGORITHMS.items() if getattr(known, slot) == value), None)
+    if hasattr(value, "_fields") and owner is not None:  # a start or a baseline, which have no name of their own
+        return f"{owner}'s"
+    return f"({', '.join(map(function_name, value))})" if type(value) is tuple else function_name(value)
 
 
 def algorithms_with(name: str) -> list[str]:

@@ -237,9 +237,7 @@ class Config(KnownFields):
         return super()._unknown_field(name, value)
 
     def _changed(self) -> dict[str, Any]:
-        name = name_of(self.algorithm)
-        shown = {"environment": self.environment} | super()._changed()
-        return shown | ({} if name == "custom" else {"algorithm": name})
+        return {"environment": self.environment} | super()._changed() | {"algorithm": name_of(self.algorithm)}
 
 
 def behaviour_policy(config: Config, normalizer: Normalizer, hyperparams: Hyperparams) -> Policy:

@@ -3,6 +3,7 @@
 import importlib
 import importlib.metadata
 import inspect
+import sys
 from typing import Any
 
 from grpo_jax.errors import ConfigError, nearest
@@ -63,3 +64,20 @@ def import_path(value: Any) -> str | None:
     if not module or not name or module == "__main__":
         return None
     return f"{module}:{name}" if getattr(inspect.getmodule(value), name, None) is value else None
+
+
+def held_name(value: Any) -> str | None:
+    """The import path of the first module that holds an equal value under a public name, or None.
+
+    Of a script or a notebook it is the name alone, and only one in capitals: others, such as of a loop, may soon hold
+    another value.
+    """
+    main = sys.modules["__main__"]
+    for module in sorted(sys.modules.values(), key=lambda module: module is main):
+        for name, held in [*getattr(module, "__dict__", {}).items()]:
+            if type(held) is type(value) and held == value and not name.startswith("_"):
+                if module is not main:
+                    return f"{module.__name__}:{name}"
+                if name.isupper():
+                    return name
+    return None

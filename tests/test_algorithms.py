@@ -10,7 +10,7 @@ from probes import Echo, Probe, acted, bits, known_params, known_policy
 from small import minibatch_gradient, small_config
 
 from grpo_jax import GRPO, PPO, Config, Hyperparams, grpo_loss, make_init, make_train_step, objectives, ppo_loss
-from grpo_jax.algorithms import ALGORITHMS, GRPO_RETURN_TO_GO, name_of, with_reference
+from grpo_jax.algorithms import GRPO_RETURN_TO_GO, name_of, with_reference
 from grpo_jax.objectives import (
     averaged_reference,
     exact_kl_to_reference,
@@ -222,8 +222,29 @@ def test_a_reference_replaces_the_penalty_to_the_behaviour():
     assert kl_to_reference in algorithm.penalties and kl_to_behaviour not in algorithm.penalties
     assert algorithm.reference is frozen_reference
     assert with_reference(PPO, frozen_reference).penalties == (kl_to_reference, *PPO.penalties)
-    assert all(name_of(algorithm) in ALGORITHMS for algorithm in (GRPO, GRPO_RETURN_TO_GO, PPO))
-    assert name_of(algorithm) == "custom"
+
+
+def mine(trajectory, hyperparams, group_size):
+    return trajectory.reward
+
+
+OWN = PPO._replace(advantage=mine)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "name"),
+    {
+        GRPO_RETURN_TO_GO: "grpo_return_to_go",
+        OWN: f"{__name__}:OWN",
+        PPO._replace(advantage=mine, start=GRPO.start): f"ppo with start=grpo's, advantage={__name__}:mine",
+        with_reference(GRPO): "grpo with penalties=(kl_to_reference, entropy_bonus), reference=frozen_reference",
+        GRPO._replace(advantage=objectives.outcome(mine), num_branches=2): (
+            f"grpo with advantage=outcome({__name__}:mine), num_branches=2"
+        ),
+    }.items(),
+)
+def test_an_algorithm_is_called_by_its_name_its_import_path_or_what_sets_it_apart(algorithm, name):
+    assert name_of(algorithm) == name
 
 
 # --- references over train steps -------------------------------------------------------------------------------------

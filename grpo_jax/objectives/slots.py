@@ -6,6 +6,7 @@ GRPO._replace(advantage=outcome(group_centered), surrogate=with_hyperparams(clip
 import dataclasses
 import functools
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -216,5 +217,8 @@ def bound(function: Callable, hyperparams: Hyperparams) -> Callable:
 
 
 def function_name(function: Callable) -> str:
-    """Its name, or how it describes itself, such as `outcome(group_centered)`."""
-    return function.__name__ if hasattr(function, "__name__") else repr(function)
+    """Its name, of a custom one with its module, or how it describes itself, such as `outcome(group_centered)`."""
+    name, module = getattr(function, "__qualname__", None), getattr(function, "__module__", None) or "__main__"
+    if name is None:
+        return re.sub(r" at 0x\w+", "", repr(function))
+    return name if module == "__main__" or module.startswith("grpo_jax.") else f"{module}:{name}"

@@ -162,8 +162,8 @@ def config_fields(config: Config) -> tuple[dict[str, Any], list[str]]:
 def _as_json(value: Any) -> Any:
     """The value of a field in JSON's types; TypeError if it has no such form."""
     if isinstance(value, Algorithm):
-        if (name := name_of(value)) != "custom":
-            return name
+        if value in ALGORITHMS.values():
+            return name_of(value)
         slots = {slot: part for slot, part in value._asdict().items() if part != getattr(GRPO, slot)}
         return {"name": "grpo"} | {slot: _slot_as_json(slot, part) for slot, part in slots.items()}
     if type(value) in NETWORKS.values():

@@ -9,6 +9,7 @@ import importlib.metadata
 import os
 import platform
 import re
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -145,8 +146,9 @@ def list_first(values: Sequence[Any]) -> str:
 
 
 def folder_name(name: str) -> str:
-    """The name with `_` for characters that a folder's name may not have."""
-    return re.sub(r"[^\w.()-]+", "_", name)
+    """The name with `_` for characters that a folder's name may not have; of a long one the beginning and a digest."""
+    name = re.sub(r"[^\w.()-]+", "_", name)
+    return name if len(name) <= 120 else f"{name[:110]}_{zlib.crc32(name.encode()):08x}"
 
 
 class RunSpec(NamedTuple):

@@ -12,6 +12,7 @@ import numpy as np
 from grpo_jax.config import Config
 from grpo_jax.errors import OTHER_WORDS, ConfigError, nearest
 from grpo_jax.hyperparams import Hyperparams, completed
+from grpo_jax.objectives.slots import function_name
 from grpo_jax.runs.run_spec import CONFIG, RunSpec, Value, as_value, format_value
 
 
@@ -112,7 +113,7 @@ def _shown(value: Any) -> Value:
         return as_value(value)
     if type(value) in (int, float):
         return value
-    return str(value) if isinstance(value, bool | str) or value is None else getattr(value, "__qualname__", repr(value))
+    return str(value) if isinstance(value, bool | str) or value is None else function_name(value)
 
 
 def as_numbers(name: str, values: Iterable[Any]) -> list[float]:

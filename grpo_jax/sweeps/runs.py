@@ -13,6 +13,7 @@ from grpo_jax.config import Config
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.evaluation.episodes import evaluate
 from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.objectives.slots import function_name
 from grpo_jax.recording import TrainedPolicy, bootstrap_interval, iqm, load
 from grpo_jax.recording.config_file import config_fields
 from grpo_jax.recording.statistics import describe_seeds
@@ -192,7 +193,9 @@ SAMPLED_RETURN = sampled_return(128)
 
 def summarise(run: Run) -> dict:
     """What summary.json says of a run."""
-    names = {"environment": run.environment, "algorithm": name_of(run.config.algorithm)}
+    fields, missing = config_fields(run.config)
+    fields |= {field: function_name(getattr(run.config, field))[:200] for field in missing}
+    fields |= {"environment": run.environment, "algorithm": name_of(run.config.algorithm)}
     return {
         **vars(run.setting),
         "num_seeds": len(run.final_returns),
@@ -207,7 +210,7 @@ def summarise(run: Run) -> dict:
         "core_seconds": run.core_seconds,
         "warnings": run.warnings,
         "skipped_updates": int(np.nansum(run.result.metrics["optim/skipped_updates"])),
-        "config": config_fields(run.config)[0] | names,
+        "config": fields,
         "hyperparams": {name: getattr(run.hyperparams, name) for name in run.hyperparams.__dataclass_fields__},
     }
 

@@ -145,8 +145,7 @@ def check_read(*runs: tuple[Config, Hyperparams]) -> None:
     for config, hyperparams in runs:
         unread = {name: unread[name] for name in unread_fields(config, hyperparams, unread)}
     if unread:
-        names = dict.fromkeys(name_of(config.algorithm) for config, _ in runs)
-        algorithms = " or ".join(names).replace("custom", "this algorithm")
+        algorithms = " or ".join(dict.fromkeys(name_of(config.algorithm) for config, _ in runs))
         shown = ", ".join(f"{name}={value}" for name, value in unread.items())
         known = ((name, algorithms_with(name)) for name in unread)
         readers = "".join(f"; {name} is read by {' and '.join(found)}" for name, found in known if found)

@@ -297,5 +297,5 @@ def test_a_slot_of_the_wrong_shape_is_named():
         with pytest.raises(ValueError, match=f"the slot '{slot}' returned shape"):
             check(Config(algorithm=GRPO._replace(**{slot: function}), **SMALL))
     for formula in (jnp.mean, jnp.transpose):
-        with pytest.raises(ConfigError, match=r"outcome\(\w+\) returned shape .*, and should return \(2, 4\)"):
+        with pytest.raises(ConfigError, match=r"outcome\([\w.:]+\) returned shape .*, and should return \(2, 4\)"):
             check(Config(algorithm=GRPO._replace(advantage=objectives.outcome(formula)), **SMALL))

@@ -23,6 +23,7 @@ HOST = {"commands", "sweeps", "recording", "language", "rendering", "runs"}
 AT_THE_DOOR = {
     *(f"grpo_jax.environments.{name}" for name in ("registry", "suites", "suites.grids")),
     "grpo_jax.host_calls",
+    "grpo_jax.importing",
 }
 # Rewards that cannot be traced, and simulators that are not JAX programs. Both are pure functions of their arguments.
 CALLS_THE_HOST = "grpo_jax.host_calls"
