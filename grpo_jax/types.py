@@ -66,31 +66,24 @@ class RewardParts(NamedTuple):
 
 
 class Trajectory(NamedTuple):
-    """One rollout of `T` steps in `B` environments, time-major.
+    """One rollout of `T` steps in `B` environments, time-major. What a run lacks, as values without a critic, is None.
 
     Attributes:
       observation: each leaf `[T, B, ...]`.
       action: `[T, B]` or `[T, B, D]`, as sampled: before a real action is scaled and clipped.
       reward: `[T, B]`; 0 where not valid.
-      terminated: `[T, B]` bool: the step led to a terminal state.
-      truncated: `[T, B]` bool: the time limit ended the episode at a state that is not terminal.
-      valid: `[T, B]` bool: False after the end of the episode, where no other follows in this rollout, and once it has
-        diverged.
+      terminated, truncated: `[T, B]` bool: the step led to a terminal state; the time limit ended the episode.
+      valid: `[T, B]` bool: False once the episode has diverged, or has ended and no other follows in this rollout.
       log_prob: `[T, B]` of the action, under the behaviour policy.
       distribution: `[T, B, ...]` parameters of the behaviour policy's action distribution; None with `logits_chunk`.
-      value: `[T, B]` critic's value of the observation; None without a critic.
-      next_value: `[T, B]` critic's value of the true next observation, also at a truncation; None without a critic.
-      episode_return: `[T, B]` sum of the rewards of the current episode, including this step's.
-      episode_length: `[T, B]` number of steps of the current episode, including this one.
+      value, next_value: `[T, B]` of a critic, of the observation and the true next one, also at a truncation.
+      episode_return, episode_length: `[T, B]` sum of rewards and number of steps of the episode, with this one.
       discounted_return: `[T, B]` as in `RolloutState`, including this step's reward.
       carry: of the policy before the first step, each leaf `[1, B, ...]`, or `[1, num_groups, ...]`.
-      action_mask: `[T, B, num_actions]` bool: legal actions, with `logits_chunk` as bits (`jnp.packbits`); None: all
-        always are.
+      action_mask: `[T, B, num_actions]` bool: legal actions, as bits with `logits_chunk` (`jnp.packbits`).
       reward_parts: `[T, B, K]`; None: the environment does not report them.
-      final_observation: each leaf `[F, B, ...]`: the last observation of each truncated episode, in order, then the one
-        after the rollout. Only baselines use it, and the next two.
-      final_carry: of the policy at these observations, each leaf `[F, B, ...]`.
-      final_value: `[F, B]` critic's values of these observations; None without a critic.
+      final_observation, final_carry, final_value: `[F, B, ...]`, for baselines: the last observation of each truncated
+        episode, in order, then the one after the rollout, with the policy's carry and the critic's value there.
       greedy: `[T, B]` bool: the action is the most probable one; None: all are sampled.
       forced: `[T, B]` bool: the environment itself took the action; None: it never does.
       diverged: `[T, B]` bool: the step led to NaN or inf; None: the environment cannot diverge.
@@ -142,44 +135,27 @@ class Trajectory(NamedTuple):
 
 
 class Batch(struct.PyTreeNode):
-    """The samples of an update, `[S, N]`: `S` is 1 for single steps and `T` for whole sequences.
+    """The samples of an update, `[S, N]`: `S` is 1 for single steps and `T` for whole sequences."""
 
-    Attributes:
-      observation: each leaf `[S, N, ...]`.
-      action: `[S, N]` or `[S, N, D]`.
-      log_prob: `[S, N]` under the behaviour policy.
-      distribution: `[S, N, ...]` of the behaviour policy; None with `logits_chunk`.
-      advantage, weight: `[S, N]`; the weight is that in the loss of the whole batch.
-      mask, is_first: `[S, N]` bool: samples to train on, first steps of episodes.
-      value: `[S, N]` the critic's during the rollout, or without a critic the baseline's.
-      target: `[S, N]` regression target of the critic: advantage plus the value it is relative to.
-      carry: of the behaviour policy before the first step, `[1, N, ...]` or `[1, N / group_size, ...]`.
-      action_mask: `[S, N, num_actions]` bool, as in `Trajectory`.
-      reference_log_prob: `[S, N]` under the reference policy; None without one.
-      reference_distribution: `[S, N, ...]` of the reference policy; None without one, or with `logits_chunk`.
-      reference_features: `[S, N, F]` input of the reference policy's head, with `logits_chunk` and
-        `exact_kl_to_reference`; else None.
-      extras: each `[S, N, ...]`, of the trajectory.
-      whole_sequences, whole_minibatches: what a slot may compare, as the update does not split it. No arrays, and so
-        known while tracing.
-    """
-
-    observation: PyTree
-    action: jax.Array
-    log_prob: jax.Array
-    distribution: PyTree
-    advantage: jax.Array
-    mask: jax.Array
-    weight: jax.Array
-    value: jax.Array | None
-    target: jax.Array | None
-    is_first: jax.Array
-    carry: PyTree
+    observation: PyTree  # each leaf [S, N, ...]
+    action: jax.Array  # [S, N] or [S, N, D]
+    log_prob: jax.Array  # [S, N] under the behaviour policy
+    distribution: PyTree  # [S, N, ...] of the behaviour policy; None with logits_chunk
+    advantage: jax.Array  # [S, N]
+    mask: jax.Array  # [S, N] bool: samples to train on
+    weight: jax.Array  # [S, N] in the loss of the whole batch
+    value: jax.Array | None  # [S, N] the critic's during the rollout, or without a critic the baseline's
+    target: jax.Array | None  # [S, N] regression target of the critic: advantage plus the value it is relative to
+    is_first: jax.Array  # [S, N] bool: first steps of episodes
+    carry: PyTree  # carry of the behaviour policy before the first step, [1, N, ...] or [1, N / group_size, ...]
+    # [S, N, num_actions] bool: legal actions, with logits_chunk as bits (`jnp.packbits`); None: all always are
     action_mask: jax.Array | None = None
-    reference_log_prob: jax.Array | None = None
-    reference_distribution: PyTree = None
+    reference_log_prob: jax.Array | None = None  # [S, N] under the reference policy; None without one
+    reference_distribution: PyTree = None  # [S, N, ...] of the reference policy; None without one, or with logits_chunk
+    # [S, N, F] input of the reference policy's head, with logits_chunk and exact_kl_to_reference; else None
     reference_features: jax.Array | None = None
-    extras: dict[str, jax.Array] | None = None
+    extras: dict[str, jax.Array] | None = None  # each [S, N, ...], of the trajectory
+    # What a slot may compare, as the update does not split it. No arrays, and so known while tracing.
     whole_sequences: bool = struct.field(pytree_node=False, default=False)
     whole_minibatches: bool = struct.field(pytree_node=False, default=False)
 
