@@ -17,13 +17,13 @@ from grpo_jax.baselines import gigpo_advantage
 from grpo_jax.commands.harness.command import command, make_console
 from grpo_jax.commands.harness.figures import with_interval
 from grpo_jax.commands.harness.limits import Seed, Seeds, Share
-from grpo_jax.commands.harness.parsing import chosen, parse_flags
+from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.policies import Transformer
 from grpo_jax.recording import Curve, learning_curve
 from grpo_jax.recording.figures import draw_curve, panels
 from grpo_jax.sweeps.runs import run_keys, score_summary
 
-from .harness.summaries import TABLE, read_results, write_results
+from .harness.summaries import TABLE, chosen, read_results, write_results
 
 GROUPS = {"num_envs": 128, "group_size": 16, "num_minibatches": 16}
 ROOMS = {"env_params": {"max_steps_in_episode": 200}, "normalize_observations": True}

@@ -19,11 +19,12 @@ from typing import NamedTuple
 
 from grpo_jax.commands.harness.command import command, make_console, new_folder
 from grpo_jax.commands.harness.limits import Positive
-from grpo_jax.commands.harness.parsing import chosen, parse_flags
+from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.recording.files import write_json
 
 from .harness.gpu_page import DONE, is_measured, write_page
 from .harness.published_speeds import SHAPES, Shape
+from .harness.summaries import chosen
 
 LONGEST = 240
 """Seconds after which a measurement is ended."""

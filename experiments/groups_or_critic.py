@@ -22,7 +22,7 @@ from grpo_jax import Config, Hyperparams, evaluate, run
 from grpo_jax.algorithms import GRPO, GRPO_RETURN_TO_GO
 from grpo_jax.commands.harness.command import command, make_console
 from grpo_jax.commands.harness.limits import Seed, Seeds, Steps
-from grpo_jax.commands.harness.parsing import chosen, parse_flags
+from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.groups import ANCHORED, forked
 from grpo_jax.objectives import group_normalized
 from grpo_jax.policies import MLP
@@ -30,7 +30,7 @@ from grpo_jax.recording.figures import panels
 from grpo_jax.sweeps.runs import score_summary
 from grpo_jax.types import Trajectory
 
-from .harness.summaries import TABLE, method_cells, read_results, write_results
+from .harness.summaries import TABLE, chosen, method_cells, read_results, write_results
 
 
 def discounted_outcome(trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:

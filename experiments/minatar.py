@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 from grpo_jax import tuned
 from grpo_jax.commands.harness.command import command
 from grpo_jax.commands.harness.limits import Seeds, Steps
-from grpo_jax.commands.harness.parsing import chosen, parse_flags
+from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.commands.harness.study import CommandStudy, StudyArguments
 from grpo_jax.recording import RunSpec
 from grpo_jax.sweeps.runs import sampled_return
+
+from .harness.summaries import chosen
 
 GAMES = ("Breakout", "SpaceInvaders", "Asterix", "Freeway")
 

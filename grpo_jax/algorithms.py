@@ -276,6 +276,8 @@ def by_name(name: str) -> Algorithm:
       ConfigError: there is no such algorithm; the message has the nearest names.
     """
     found = name.lower().replace("-", "_")
+    if found in ("dqn", "double_dqn", "c51", "rainbow", "ddpg", "td3", "sac", "dpo"):
+        raise ConfigError(f"{name!r} learns from stored data; there are no such (off-policy) algorithms here, try ppo")
     if found not in ALGORITHMS:
         raise ConfigError(f"unknown algorithm {name!r}: {nearest(found, ALGORITHMS)}")
     return ALGORITHMS[found]

@@ -12,7 +12,6 @@ from numpy.typing import ArrayLike
 from grpo_jax import Config, TrainState, tuned
 from grpo_jax.algorithms import name_of
 from grpo_jax.commands.harness.limits import Between, Seeds
-from grpo_jax.commands.harness.parsing import chosen
 from grpo_jax.commands.harness.study import CommandStudy, StudyArguments
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording import Curve, learning_curve
@@ -20,7 +19,7 @@ from grpo_jax.recording.figures import draw_curves
 from grpo_jax.runs.run_spec import RunSpec, folder_name, hardware
 from grpo_jax.sweeps.runs import Run, Score, sampled_return, score_summary
 
-from .summaries import SUMMARY, TABLE, read_results, write_results
+from .summaries import SUMMARY, TABLE, chosen, read_results, write_results
 
 LONGEST_EVALUATION = 2500
 """Steps after which an episode of an evaluation is cut off."""

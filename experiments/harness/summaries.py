@@ -3,14 +3,23 @@
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from grpo_jax.commands.harness.figures import with_interval, write_markdown
-from grpo_jax.errors import ConfigError
+from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.recording.files import write_json
 
 SUMMARY, TABLE = "summary.json", "table.md"
+
+
+def chosen(known: Mapping[str, Any], names: Sequence[str], kind: str) -> dict[str, Any]:
+    """Those with one of the names, in this order, or all without names; raises ConfigError for an unknown name."""
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"unknown {kind} {name!r}: {nearest(name, known)}")
+    return {name: known[name] for name in names or known}
 
 
 def read_results(out: Path) -> dict[str, dict]:

@@ -93,7 +93,7 @@ def make_plan(arguments: Arguments, task: LanguageTask) -> RunSpec:
             "that adapters would be larger than what they adapt; use 8 to 64, or leave it out to train all weights"
         )
     lora = given("lora_rank", "lora_alpha", "frozen_dtype", "checkpoint_layers")
-    algorithm, large_chunk = make_algorithm(arguments), 256 if task.model.vocab_size > SMALL_VOCABULARY else None
+    algorithm = make_algorithm(arguments)
     architecture = dataclasses.replace(task.model.architecture, **lora, shared_critic=algorithm.critic is not None)
     config = Config(
         environment=language_environment(task),
@@ -103,7 +103,7 @@ def make_plan(arguments: Arguments, task: LanguageTask) -> RunSpec:
         **given("optimizer", "schedule"),
         truncate_sampling=arguments.hyperparams.truncates,
         network=architecture,
-        logits_chunk=large_chunk if arguments.logits_chunk is None else arguments.logits_chunk,
+        logits_chunk=256 if task.model.vocab_size > SMALL_VOCABULARY else None,
         execution_plan=dataclasses.replace(resolve_plan("auto"), steps_per_check=STEPS_PER_CHECK),
     )
     given = arguments.hyperparams
@@ -140,6 +140,10 @@ def main(arguments: Arguments) -> None:
         console.print(
             f"Training begins with {task.model.folder} and {adapter}, added to its weights{saved}", soft_wrap=True
         )
+    numbers, trained = arguments.hyperparams, "all weights" if arguments.lora_rank is None else "adapters"
+    budget = f"{numbers.num_iterations or numbers.total_steps:g} {'iterations' if numbers.num_iterations else 'tokens'}"
+    sizes = f"{arguments.num_prompts} prompts × {arguments.group_size} completions an iteration"
+    console.print(f"Training {trained}: learning rate {numbers.learning_rate:g}, {budget}, {sizes}", soft_wrap=True)
     train(arguments, task, [arguments.model] * arguments.num_seeds, make_plans(arguments, task))
 
 

@@ -1,5 +1,7 @@
 """The environment of a language task: a reset draws a prompt, an action is the next token; and completions in it."""
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,8 +32,8 @@ def language_environment(task: LanguageTask) -> Environment:
     end_tokens = jnp.array(task.model.tokenizer.end_tokens, jnp.int32)
     training = 0, task.num_training
     held_out = 0 if task.held_out is None else task.num_training, len(task.tokens)
-    template = task.model.tokenizer.template
-    date = [f"date {template.date[:10]}"] if template and template.dates else []  # which a resumed run has to keep
+    file = task.prompts.sources[0].rpartition(", line ")[0]
+    name = f"{task.model.folder.resolve().name} with {Path(file).name or 'prompts'}"
 
     def tokens_of(prompt):
         return call_host(task.tokens_of, row, prompt)
@@ -64,7 +66,7 @@ def language_environment(task: LanguageTask) -> Environment:
         return RewardParts(values, jnp.broadcast_to(weights, values.shape), rewarded)
 
     return Environment(
-        name=":".join(["language", task.digest, *date]),
+        name=name,
         reset=reset,
         step=step,
         params={"held_out": np.int32(0)} | {reward.name: np.float32(reward.weight) for reward in task.rewards},

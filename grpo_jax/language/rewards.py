@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from grpo_jax.environments.tokens import overlong_punishment
-from grpo_jax.errors import ConfigError
+from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.host_calls import run_async
 from grpo_jax.importing import import_object
 from grpo_jax.language.folder import as_config_error
@@ -100,7 +100,8 @@ def check_rewards(rewards: Sequence[Reward], fields: Sequence[str], source: str)
             variadic = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
             if parameter.default is parameter.empty and not variadic and name not in {*RESERVED, *fields}:
                 has = f"{source} has only the fields {', '.join(fields) or '(none)'}"
-                raise ConfigError(f"the reward {reward.name!r} needs {name!r}, but {has}; add it, or give a default")
+                advice = f"{nearest(name, [*RESERVED, *fields])} Or add it there, or give a default"
+                raise ConfigError(f"the reward {reward.name!r} needs {name!r}, but {has}: {advice}")
 
 
 def call_rewards(rewards: Sequence[Reward], arguments: Mapping[str, Sequence]) -> list[list[Payments | None]]:

@@ -22,6 +22,13 @@ from grpo_jax.training.budget import most_steps
 
 LONGEST_SILENCE = 10.0
 """Seconds between two lines, at most, where there is no terminal."""
+SIGNALS = {
+    "group/zero_variance_fraction": "groups with a difference: {1:.0f} of {2}, ",
+    "group/score_std_mean": "std {0:.2g}, ",
+    "episode/cut_fraction": "{0:.0%} cut, ",
+    "policy/kl_reference": "KL {0:.2g}, ",
+}
+"""What is shown of an iteration of a language model, by its metric: from the mean, groups that differ, and groups."""
 
 
 class MetricsLogger:
@@ -64,6 +71,7 @@ class MetricsLogger:
         self._word = spec.config.env.step_word
         self._reward_word, steps = spec.config.env.words
         self._rate_word, self._shows_each = f"{steps}/s", steps != "steps"
+        self._num_groups, self._signals = spec.config.num_groups, ""
         self._total_steps = most_steps(spec.config, spec.hyperparams)
         self._console = Console(quiet=not console) if isinstance(console, bool) else console
         self._file = self._progress = self._task = None
@@ -171,6 +179,7 @@ class MetricsLogger:
             self.skipped_updates += np.nansum(known["optim/skipped_updates"], axis=0).astype(np.int64)
         for returns in known.get(SAMPLED, known.get("episode/return_mean", ())):
             self._returns = np.where(np.isfinite(returns), returns, self._returns)
+        self._signals = _describe_signals(known, self._num_groups) if self._shows_each else ""
         self.warn(*self._watch(chunk.iteration, known))
         return known
 
@@ -181,7 +190,7 @@ class MetricsLogger:
         self._began = self._began or (self._seconds, steps, done)
         passed = max(self._seconds - started, 1e-9)
         left = _clock((1 - done) * passed / (done - share)) if done > share else "?"
-        status = f"iteration {self._iteration}, {self._spread()}, {left} left, "
+        status = f"iteration {self._iteration}, {self._spread()}, {self._signals}{left} left, "
         status += f"{(steps - before) / passed:,.0f} {self._rate_word}"
         if self._progress is not None:  # a narrow terminal cuts off the end of the status
             self._progress.update(self._task, completed=done, status=status)
@@ -217,6 +226,13 @@ class MetricsLogger:
     def _print(self, line: str) -> None:
         self._printed_at = time.monotonic()
         self._console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+
+def _describe_signals(metrics: Mapping[str, np.ndarray], num_groups: int) -> str:
+    """The signals of the last iteration of metrics `[n, R]`, means over rows that have not ended."""
+    last = {name: metrics[name][-1] for name in SIGNALS if name in metrics}
+    means = {name: np.nanmean(values) for name, values in last.items() if not np.isnan(values).all()}
+    return "".join(SIGNALS[name].format(mean, (1 - mean) * num_groups, num_groups) for name, mean in means.items())
 
 
 def _active(chunk: Chunk) -> np.ndarray:

@@ -175,7 +175,8 @@ class SweepResult:
 class Score(NamedTuple):
     """The score of a trained policy, which is a run's final return."""
 
-    function: Callable[[Config, TrainState, jax.Array], jax.Array]  # (config, state, key) -> scalar
+    # (config, state, key) -> scalar; None: whoever trains adds the score
+    function: Callable[[Config, TrainState, jax.Array], jax.Array] | None
     caption: str
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 from rich.console import Console
 
-from grpo_jax.config import kept_with
+from grpo_jax.config import Config, kept_with
 from grpo_jax.devices.mesh import make_row_mesh, make_rows_function
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.files import write_json
@@ -25,6 +25,7 @@ from grpo_jax.runs.programs import kept_programs
 from grpo_jax.runs.run_spec import RunSpec, hardware, versions
 from grpo_jax.sweeps.runs import SAMPLED_RETURN, Run, Score, summarise
 from grpo_jax.training.checks import check_mesh, check_read, check_run
+from grpo_jax.types import TrainState
 
 PROGRAMS = "programs"
 """The folder of the runs that are trained, where several plans share a program."""
@@ -97,13 +98,9 @@ class Study:
         except StopSignal as stop:
             stop.folder = self.out
             raise
-        mesh = make_row_mesh(len(evaluation_keys)) if self.mesh is None else self.mesh
-        score = functools.partial(self._score.function, plan.config)
-        scores = kept_with(plan.config, (self._score, mesh), lambda: make_rows_function(score, mesh))
-        if not self.console.is_terminal:
-            self.console.print(f"{plan.setting.title}: evaluating")
-        with kept_programs(self._compilation_cache), self.console.status(f"{plan.setting.title}: evaluating"):
-            final_returns = scores(result.states, evaluation_keys).astype(np.float64)
+        final_returns = np.full(len(evaluation_keys), np.nan)
+        if self._score.function is not None:
+            final_returns = self._final_returns(plan.config, plan.setting.title, result.states, evaluation_keys)
         return Run(
             plan.setting,
             plan.config,
@@ -115,6 +112,15 @@ class Study:
             warnings=warnings,
         )
 
+    def _final_returns(self, config: Config, title: str, states: TrainState, keys: jax.Array) -> np.ndarray:
+        mesh = make_row_mesh(len(keys)) if self.mesh is None else self.mesh
+        score = functools.partial(self._score.function, config)
+        scores = kept_with(config, (self._score, mesh), lambda: make_rows_function(score, mesh))
+        if not self.console.is_terminal:
+            self.console.print(f"{title}: evaluating")
+        with kept_programs(self._compilation_cache), self.console.status(f"{title}: evaluating"):
+            return scores(states, keys).astype(np.float64)
+
     def add(self, *runs: Run) -> None:
         """Adds finished runs to the study and to summary.json, so that an interrupted study keeps them."""
         self.runs += runs
@@ -123,4 +129,5 @@ class Study:
     def write_summary(self, **more: Any) -> None:
         """Writes summary.json, with `more` before the runs."""
         runs = [summarise(run) for run in self.runs]
-        write_json(self.out / SUMMARY_FILE, {**more, "runs": runs, "versions": versions(), "hardware": hardware()})
+        about = {"final_return": self._score.caption, "versions": versions(), "hardware": hardware()}
+        write_json(self.out / SUMMARY_FILE, {**more, "runs": runs, **about})

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from grpo_jax.commands.harness.command import make_console
-from grpo_jax.commands.harness.language_runs import HeldOutCurves
+from grpo_jax.commands.harness.held_out_points import advise
+from grpo_jax.commands.harness.language_runs import HeldOutCurves, without_shared_beginning
 from grpo_jax.recording.run_folder import StopSignal
 from grpo_jax.runs.progress import initial_progress
 
@@ -19,7 +20,7 @@ COMPLETIONS = np.array(
         [[[5, 5, 5], [5, -1, -1], [4, -1, -1]], [[5, 1, -1], [4, -1, -1], [4, 2, -1]]],
     ]
 )
-SETTINGS = {"num_held_out": 2, "num_samples": 2, "num_final": 4, "sample_every": 2, "correct_at": 1.0}
+SETTINGS = {"num_held_out": 2, "num_samples": 2, "sample_every": 2, "correct_at": 1.0}
 
 
 def judge(_, completions):
@@ -66,6 +67,7 @@ def test_a_point_has_the_means_of_each_seed(tmp_path, capsys):
     point = json.loads((tmp_path / "held_out.json").read_text())[1]
     assert point["tokens"] == [200, 200]
     assert point["rewards"] == {"five": [0.5, 0.75], "length": [2.5, 2.5]}
+    assert point["errors"]["five"] == pytest.approx([0.5 / 2**0.5, 0.25 / 2**0.5]), "over two prompts"
     assert point["greedy"] == {"five": [1.0, 0.0], "length": [2.0, 2.0]}
     assert point["length_of_correct"] == [2.5, 2.0]
     assert point["cut"] == [0.5, 0.25] and point["all_equal"] == [1.0, 0.5]
@@ -76,6 +78,16 @@ def test_a_point_has_the_means_of_each_seed(tmp_path, capsys):
     measured.finish()
     assert (tmp_path / "held_out.png").exists()
     assert "| five, greedy | 0.500" in (tmp_path / "held_out.md").read_text()
+
+
+def test_what_is_said_before_training():
+    """What a pass@k of 0 means; and where all prompts begin alike, no more than where they differ."""
+    never, rare = ({"pass_at_k": {"1": [0.0], "8": [share]}} for share in (0.0, 0.1))
+    assert "never earns exact (pass@8 is 0)" in advise(never, "exact", False) and advise(rare, "exact", False) == ""
+    assert "rewards differ" in advise(never, "exact", True)
+    texts = [f"2 + 3 =\n5\n\n12 + 2 =\n14\n\n1{i} + 4 =" for i in range(2)]
+    assert without_shared_beginning(texts) == ["...10 + 4 =", "...11 + 4 ="]
+    assert without_shared_beginning(texts[:1]) == texts[:1]
 
 
 def test_a_resumed_run_writes_its_points_and_samples_once(tmp_path):

@@ -150,7 +150,7 @@ def test_a_lora_run_keeps_adapters_and_goes_on_bitwise_from_the_same_model(folde
 def test_what_one_watches(folder, capsys):
     """Metrics of training, samples, lines of the log, and the reward that ends a run."""
     make_model("tiny", context=512)
-    small = "--num-prompts 2 --group-size 4 --num-samples 2 --num-final 4 --num-iterations 6 --sample-every 2"
+    small = "--num-prompts 2 --group-size 4 --num-samples 2 --num-iterations 6 --sample-every 2"
     stops = "--stop-at-reward -5 --stop-string 7"
     train(f"--reward my_rewards:digits=2 --reward my_rewards:sometimes {small} {stops} --out out")
     lines = written("metrics.jsonl")
@@ -166,7 +166,12 @@ def test_what_one_watches(folder, capsys):
     assert "tokens a seed" in printed and "Training since the last measurement: rollouts " in printed
     assert printed.index("Reading prompts from") < printed.index("Loading the weights") < printed.index("compiling")
     assert "iteration 1, reward" in printed and "iteration 2, reward" in printed and "tokens/s" in printed
-    assert "steps" not in printed
+    assert "steps" not in printed and "groups with a difference: " in printed and "tiny with prompts.jsonl" in printed
+    summary, last = written("summary.json"), written("held_out.json")[-1]["rewards"]
+    final = 2 * last["digits"][0] + last["sometimes"][0]
+    assert summary["runs"][0]["final_return"]["per_seed"] == [pytest.approx(final)]
+    about = "2 held-out prompts, 2 sampled completions of each"
+    assert about in summary["final_return"] and about in Path("out/held_out.md").read_text()
 
 
 @pytest.mark.slow
@@ -196,7 +201,7 @@ def test_a_sweep_compiles_once(folder, monkeypatch, capsys):
 
     monkeypatch.setattr(language_training, "_train", counted)
     jax.monitoring.register_event_duration_secs_listener(listen)
-    small = "--num-prompts 2 --group-size 4 --num-samples 2 --num-final 4 --num-iterations 2"
+    small = "--num-prompts 2 --group-size 4 --num-samples 2 --num-iterations 2"
     train(f"--reward my_rewards:digits {small} --sweep learning-rate 0 1e-2 --out out")
     assert counts[0] > 0 and counts[1] == 0
     first, *trained = (load_params(path) for path in ("tiny", *sorted(folder.glob("out/learning_rate_*/model"))))
@@ -276,6 +281,8 @@ def test_clip_widths_are_the_algorithms_own_and_a_given_budget_replaces_the_defa
     for flags, width in widths.items():
         hyperparams = parse(f"--algorithm {flags}").hyperparams
         assert (hyperparams.clip_low, hyperparams.clip_high) == width and hyperparams.learning_rate == 1e-5
+    rates = [parse(f"--lora-rank 4 {flags}").hyperparams.learning_rate for flags in ("", "--learning-rate 1e-5")]
+    assert rates == [3e-4, 1e-5], "adapters have a rate of their own"
     budget = operator.attrgetter("hyperparams.total_steps", "hyperparams.num_iterations")
     assert budget(parse("")) == (Hyperparams.total_steps, 100) and budget(parse("--num-iterations 7"))[1] == 7
     assert budget(parse("--total-steps 200")) == budget(parse("--total-steps=200")) == (200, None)

@@ -10,7 +10,7 @@ import pytest
 import tyro
 
 from grpo_jax import PPO
-from grpo_jax.commands import train
+from grpo_jax.commands import lm, train
 from grpo_jax.commands.harness import limits
 from grpo_jax.commands.harness.limits import Count, OutFile, OutFolder, Seed
 from grpo_jax.commands.harness.parsing import parse_flags, parse_known_flags
@@ -47,17 +47,21 @@ def test_flags_fill_a_dataclass_and_the_dataclasses_in_it(monkeypatch):
     assert parse_flags(Arguments, ["--out=~/x"]).out == Path("/home/me/x"), "which a shell leaves as it is"
 
 
-def test_help_of_train_shows_the_flags_used_most_or_all(capsys):
-    def flags(word):
+def test_help_shows_the_flags_used_most_or_all(capsys):
+    def flags(word, parse=lambda words: train.parse(train.Arguments, words)):
         with pytest.raises(SystemExit):
-            train.parse(train.Arguments, [word])
+            parse([word])
         printed = capsys.readouterr().out
         assert "--help-all" in printed or word == "--help-all"
+        assert parse != lm.parse or not re.search("environment|[^-]episode", printed)
         return {*re.findall(r"^\W*(--[a-z-]+)", re.sub(r"\x1b\[[0-9;]*m", "", printed), re.M)}
 
     few, all_of_them = flags("--help"), flags("--help-all")
     assert {"--environment", "--learning-rate", "--config", "--render"} <= few and len(few) < 30
     assert few < all_of_them and "--gae-lambda" in all_of_them and len(all_of_them) > 90
+    page = (Path(__file__).parents[2] / "docs/language_models.md").read_text()
+    named = {*re.findall("--[a-z-]+", re.search("grpo-jax lm(.*?)```", page, re.S)[1]), "--num-prompts", "--lora-rank"}
+    assert named <= flags("--help", lm.parse) and "--total-steps" in flags("--help-all", lm.parse)
 
 
 OWN_SLOTS = """

@@ -99,7 +99,10 @@ COMMANDS = {
     **{
         f"lm --reward grpo_jax.language:overlong {flags}": message
         for flags, message in {
-            "--num-final 0": "--num-final 0 is not a whole number from 1",
+            "--num-samples 0": "--num-samples 0 is not a whole number from 1",
+            "--num-generations 4": "--num-generations is --group-size here",
+            "--max-completion-length 4": "--max-completion-length is --max-completion here",
+            "--algorithm SAC": "'SAC' learns from stored data; there are no such (off-policy) algorithms here",
             "--held-out x": "--held-out x is neither a file nor a share",
             "--max-completion 600": "the prompt has 7 tokens, and 607 with a completion",
             "--lora-rank 2147483647": "--lora-rank 2147483647 is more than the model's width of 16",

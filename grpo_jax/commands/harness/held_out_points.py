@@ -7,21 +7,22 @@ from typing import Any
 
 import numpy as np
 
-from grpo_jax.commands.harness.figures import with_interval
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording import Curve, bootstrap_interval, iqm
 from grpo_jax.recording.figures import draw_curve, panels
 from grpo_jax.recording.files import check_fields, read_as
+from grpo_jax.recording.statistics import describe_seeds
 
 _MEANS = list[float | None]
 _KINDS = {
     **{"iteration": int, "tokens": list[int], "seconds": dict[str, float], "cut": _MEANS, "all_equal": _MEANS},
     **{"length": _MEANS, "length_of_correct": _MEANS},
-    **{name: dict[str, _MEANS] for name in ("rewards", "greedy", "pass_at_k")},
+    **{name: dict[str, _MEANS] for name in ("rewards", "errors", "greedy", "pass_at_k")},
 }
 
 Point = Mapping[str, Any]
-"""A measurement: `iteration`, and for each seed `tokens`, `rewards` and `greedy` by name, `length`, `pass_at_k`."""
+"""A measurement: `iteration`, and for each seed `tokens`, `rewards` with `errors` and `greedy` by name, `length`,
+`pass_at_k`."""
 
 
 def read_points(path: Path) -> list[Point]:
@@ -34,6 +35,20 @@ def read_points(path: Path) -> list[Point]:
     if len(num_seeds) > 1:
         raise ConfigError(f"{path} is damaged: it has means of {sorted(num_seeds)} seeds")
     return points
+
+
+def advise(first: Point, reward: str, differ: bool) -> str:
+    """What a pass@k of 0 before training means, whether or not completions of a prompt differ in their whole reward."""
+    k = max(first["pass_at_k"], key=int)
+    if np.any(first["pass_at_k"][k]):
+        return ""
+    if differ:
+        return f"No completion earns the whole {reward} (pass@{k} is 0), but rewards differ, which teaches something."
+    return (
+        f"warning: the model never earns {reward} (pass@{k} is 0), and completions of equal reward teach nothing. Try "
+        "simpler prompts, examples in the prompt, partial credit, more samples (--group-size), or, if completions are "
+        "cut, a --stop-string or a larger --max-completion: grpo-jax docs language_models"
+    )
 
 
 def diagnose(points: Sequence[Point], num_prompts: int) -> str | None:
@@ -60,36 +75,46 @@ def diagnose(points: Sequence[Point], num_prompts: int) -> str | None:
 
 
 def series(point: Point) -> dict[str, np.ndarray]:
-    """The means of a point by what they are of, each `[num_seeds]`."""
+    """The means of a point by what they are of, each `[num_seeds]`; the last is the number of tokens."""
     means = {f"{name}, sampled": values for name, values in point["rewards"].items()}
     means |= {f"{name}, greedy": values for name, values in point["greedy"].items()}
     means |= {f"pass@{k}": values for k, values in point["pass_at_k"].items() if k != "1"}
-    return {name: np.asarray(values) for name, values in means.items()}
+    return {name: np.asarray(values) for name, values in {**means, "tokens": point["length"]}.items()}
 
 
 def before_and_after(points: Sequence[Point]) -> list[list[str]]:
-    """Rows of the name of each mean, its value in the first point, and in the last; of several seeds with intervals."""
+    """Rows of the name of each mean, its value in the first point, and in the last, with intervals that are known."""
 
-    def cell(values: np.ndarray) -> str:
-        return f"{values[0]:.3f}" if len(values) == 1 else with_interval(values, ".3f")
+    def cell(point: Point, name: str) -> str:
+        mean, low, high = interval(point, name)
+        return f"{mean:.3f} [{low:.3f}, {high:.3f}]" if high > low else f"{mean:.3f}"
 
-    first, last = ({**series(point), "tokens": np.asarray(point["length"])} for point in (points[0], points[-1]))
-    return [[name, cell(first[name]), cell(last[name])] for name in first]
+    return [[name, cell(points[0], name), cell(points[-1], name)] for name in series(points[0])]
 
 
-def draw_points(points: Sequence[Point], path: Path) -> None:
+def interval(point: Point, name: str) -> tuple[float, float, float]:
+    """The mean of a series and its interval: a bootstrap over seeds, or of one two standard errors over prompts."""
+    values = series(point)[name]
+    error = 2 * point.get("errors", {}).get(name.removesuffix(", sampled"), [0.0])[0]
+    around = bootstrap_interval(values) if len(values) > 1 else (values[0] - error, values[0] + error)
+    return iqm(values), *around
+
+
+def draw_points(points: Sequence[Point], path: Path, measured_on: str = "held-out prompts") -> None:
     """Draws each mean over the sampled tokens of a seed: a panel for samples, one for greedy completions and pass@k."""
-    names = list(series(points[0]))
+    *names, _ = series(points[0])
     left = [name for name in names if name.endswith(", sampled")]
     groups = [left, [name for name in names if name not in left]]
     steps, num_seeds = np.mean([point["tokens"] for point in points], axis=1), len(points[0]["tokens"])
-    title = f"Held-out prompts: IQM of {num_seeds} seeds, 95% bootstrap interval" if num_seeds > 1 else ""
-    with panels(path, 2, size=(6.2, 3.4), title=title, sharey=True) as (_, axes):
+    spread = describe_seeds(num_seeds) if num_seeds > 1 else "two standard errors over prompts"
+    with panels(path, 2, size=(6.2, 3.4), title=f"{measured_on}: {spread}", sharey=True) as (_, axes):
         for axis, group in zip(axes, groups, strict=True):
             for number, name in enumerate(group):
-                values = [series(point)[name] for point in points]
-                low, high = zip(*map(bootstrap_interval, values), strict=True)
-                draw_curve(axis, Curve(steps, np.array([iqm(each) for each in values]), low, high), f"C{number}", name)
+                mean, low, high = zip(*(interval(point, name) for point in points), strict=True)
+                draw_curve(axis, Curve(steps, np.array(mean), low, high), f"C{number}", name)
+                axis.lines[-1].set_marker("o")
             axis.set(xlabel="tokens sampled (each seed)")
             axis.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
-        axes[0].set_ylabel("mean")
+        axes[0].set(ylabel="mean")
+        axes[0].update_datalim([(0, 0), (0, 1)])  # all of it, so that noise does not look like a rise
+        axes[0].autoscale_view()

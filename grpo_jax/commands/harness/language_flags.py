@@ -3,26 +3,51 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import tyro
 
 from grpo_jax import Hyperparams
 from grpo_jax.algorithms import by_name
 from grpo_jax.commands.harness.limits import Count, Finite, Seeds
-from grpo_jax.commands.harness.parsing import parse_flags, peek
-from grpo_jax.commands.harness.study import RecordingArguments, StudyArguments
+from grpo_jax.commands.harness.parsing import Words, parse_flags, peek
+from grpo_jax.commands.harness.study import EvaluationArguments, RecordingArguments, StudyArguments
 from grpo_jax.hyperparams import completed, joined
 from grpo_jax.policies import Transformer
 from grpo_jax.policies.sampling import SamplingHyperparams
 from grpo_jax.runs.tuned_settings import tuned_settings
 
 DEFAULTS = Hyperparams(learning_rate=1e-5, num_iterations=100, discount=1.0, gae_lambda=1.0)
+LORA_RATE = 3e-4
+"""The default learning rate of adapters, which need ten times that of all weights, or more."""
+
+WORDS = Words(
+    shown=(
+        *("held_out", "stop_string", "max_completion", "algorithm", "num_prompts", "group_size", "num_iterations"),
+        *("learning_rate", "lora_rank", "temperature", "kl_coef", "sample_every", "num_seeds", "seed", "out", "resume"),
+    ),
+    help={
+        "learning_rate": {"help": f"The optimiser's step size; if left out with --lora-rank, {LORA_RATE:g}."},
+        "num_iterations": {"help": "The budget: iterations of num_prompts × group_size completions."},
+        "total_steps": {"help": "The budget in tokens, in place of num_iterations.", "help_behavior_hint": ""},
+        "max_episodes": {"help": "A run also ends after this many completions; None: no limit."},
+        "kl_coef": {"help": "Weight of the KL penalty, mostly to the model before training; 0: none."},
+    },
+    others={
+        **{"model_name_or_path": "--model", "dataset_name": "--prompts", "reward_funcs": "--reward"},
+        **{"max_completion_length": "--max-completion", "output_dir": "--out", "eval_steps": "--sample-every"},
+        **{"save_steps": "--checkpoint-every", "lora_r": "--lora-rank", "use_peft": "--lora-rank 16"},
+        "per_device_train_batch_size": "--num-prompts × --group-size, as it counts completions,",
+        "num_train_epochs": "--num-iterations × --num-prompts / the number of prompts",
+    },
+)
 
 
 @dataclasses.dataclass(kw_only=True)
 class Arguments(StudyArguments):
     """Trains the model in a folder by rewards for its completions, and writes a folder of the same format."""
+
+    WORDS: ClassVar = WORDS
 
     model: Path
     """Folder of a Llama, Qwen2 or Qwen3 model: config.json, safetensors, tokenizer.json."""
@@ -75,8 +100,6 @@ class Arguments(StudyArguments):
     """Dtype in which LoRA keeps the weights that it does not train."""
     checkpoint_layers: bool = False
     """Gradients compute each block's activations again instead of keeping them: less memory, a third more time."""
-    logits_chunk: Count | None = None
-    """Tokens whose logits an update computes at once; by default all for small vocabularies, else 256."""
     save_dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of the saved weights."""
     sweep: tuple[str, ...] = ()
@@ -89,8 +112,6 @@ class Arguments(StudyArguments):
     measurements make at most a fifth of the completions of training, but one before and one after it."""
     stop_at_reward: Finite | None = None
     """Stop a seed once the mean reward of sampled completions of a measurement is at least this."""
-    num_final: Count = 128
-    """Completions of held-out prompts of the last evaluation."""
     num_held_out: Count = 32
     """The most held-out prompts of a measurement, a random choice."""
     num_samples: Count = 8
@@ -99,6 +120,7 @@ class Arguments(StudyArguments):
     """For pass@k a completion is correct if its first reward is at least this."""
     hyperparams: Hyperparams = DEFAULTS
     recording: RecordingArguments = dataclasses.field(default_factory=lambda: RecordingArguments(policies=False))
+    evaluation: tyro.conf.Suppress[tyro.conf.Fixed[EvaluationArguments]] = EvaluationArguments()
 
 
 @dataclasses.dataclass
@@ -106,12 +128,14 @@ class Chosen:
     """The flags on which the defaults of others depend."""
 
     algorithm: str = Arguments.algorithm
+    lora_rank: int | None = None
     total_steps: float | None = None
     num_iterations: float | None = None
 
 
 def parse(flags: Sequence[str] | None = None) -> Arguments:
-    """Parses the flags; clip widths are by default those of the algorithm, and a budget replaces the default one.
+    """Parses the flags; clip widths are by default those of the algorithm, the learning rate is by default adapters' if
+    there are some, and a budget replaces the default one.
 
     Raises ConfigError if the algorithm is unknown.
     """
@@ -121,6 +145,8 @@ def parse(flags: Sequence[str] | None = None) -> Arguments:
     changes = {name: tuned[name] for name in ("clip_low", "clip_high") if name in tuned}
     if chosen.total_steps is not None and chosen.num_iterations is None:
         changes["num_iterations"] = None
+    if chosen.lora_rank is not None:
+        changes["learning_rate"] = LORA_RATE
     default = object.__new__(Arguments)  # what it lacks are the defaults of its class
     default.hyperparams = completed(DEFAULTS.replace(**changes), kind)
     return parse_flags(Arguments, flags, default=default)

@@ -3,6 +3,8 @@
 import functools
 import json
 import math
+import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from grpo_jax import Config, TrainState, evaluate
+from grpo_jax import TrainState
 from grpo_jax.commands.harness.figures import write_markdown
-from grpo_jax.commands.harness.held_out_points import before_and_after, diagnose, draw_points, read_points
+from grpo_jax.commands.harness.held_out_points import advise, before_and_after, diagnose, draw_points, read_points
 from grpo_jax.config import kept_with
 from grpo_jax.language import LanguageTask, sample_completions
 from grpo_jax.language.rewards import text_of
@@ -24,20 +26,10 @@ from grpo_jax.recording.files import fits, json_lines, write_json, write_text
 from grpo_jax.recording.run_folder import StopSignal
 from grpo_jax.recording.trackers import log_table
 from grpo_jax.runs.progress import Chunk, Progress
-from grpo_jax.sweeps.runs import Score
 
 NUM_SHOWN = 4
 SHARE = 0.2
 """The most that measurements cost by default, in completions, as a share of those of training."""
-
-
-def held_out_reward(num_final: int) -> Score:
-    """The mean reward of that many completions of held-out prompts."""
-
-    def score(config: Config, state: TrainState, key: jax.Array) -> jax.Array:
-        return evaluate(config, state, key, num_episodes=num_final, env_params={"held_out": 1}).returns.mean()
-
-    return Score(score, f"mean reward of {num_final} completions of held-out prompts")
 
 
 def measurement_interval(settings: Any, num_iterations: int | None, num_held_out: int) -> int:
@@ -47,7 +39,7 @@ def measurement_interval(settings: Any, num_iterations: int | None, num_held_out
     """
     if settings.sample_every is not None or num_iterations is None:
         return settings.sample_every or 10
-    budget = SHARE * settings.num_prompts * settings.group_size * num_iterations - settings.num_final
+    budget = SHARE * settings.num_prompts * settings.group_size * num_iterations
     affordable = max(int(budget // (num_held_out * (settings.num_samples + 1))), 2)
     return max(math.ceil(num_iterations / (affordable - 1)), 1)
 
@@ -106,9 +98,13 @@ class HeldOutCurves:
         limit = self.arguments.stop_at_reward
         if limit is None or iteration == 0:
             return None
+        return progress._replace(stopped=progress.stopped | (self.last_rewards >= limit))
+
+    @property
+    def last_rewards(self) -> np.ndarray:
+        """`[R]`: the mean reward of the sampled completions of the last measurement: those of its parts, weighted."""
         means = self.points[-1]["rewards"]
-        reached = sum(reward.weight * np.array(means[reward.name]) for reward in self.task.rewards) >= limit
-        return progress._replace(stopped=progress.stopped | reached)
+        return sum(reward.weight * np.array(means[reward.name]) for reward in self.task.rewards)
 
     def _complete(self, states: TrainState) -> np.ndarray:
         """Completions of the prompts `[R, N, K + 1, L]`, the last of which are greedy."""
@@ -146,6 +142,7 @@ class HeldOutCurves:
                 "tokens": steps.tolist(),
                 "seconds": seconds,
                 "rewards": rewards,
+                "errors": _errors(values, rewarded[:, :, :-1], [*rewards]),
                 "greedy": greedy,
                 "length": lengths.mean((1, 2)).tolist(),
                 "length_of_correct": [float(each.mean()) if len(each) else None for each in lengths_of_correct],
@@ -160,6 +157,9 @@ class HeldOutCurves:
             share = f"rewards {seconds['rewards'] / sum(seconds.values()):.0%} of the time"
             self.console.print(f"Training since the last measurement: {', '.join(rates)}, {share}", soft_wrap=True)
         self._show(iteration, completions[0, :, 0], values[0, :, 0])
+        total = values @ [reward.weight for reward in self.task.rewards]
+        if advice := not iteration and advise(self.points[0], [*rewards][0], np.ptp(total, -1).any()):
+            self.console.print(advice, soft_wrap=True)
 
     def _texts(self) -> list[str]:
         """The prompts, of chats the last message."""
@@ -189,7 +189,8 @@ class HeldOutCurves:
         about = f"{passes}; {np.mean(point['length']):.1f} tokens, {np.mean(point['cut']):.0%} cut at the limit"
         self.console.print(f"Held-out prompts after {iteration} iterations: {means}; {about}", soft_wrap=True)
         texts = self.task.texts(self._prompts, completions)
-        rows = [[*pair, *parts] for *pair, parts in zip(self._texts(), texts, values.tolist(), strict=True)]
+        prompts = without_shared_beginning(self._texts())
+        rows = [[*pair, *parts] for *pair, parts in zip(prompts, texts, values.tolist(), strict=True)]
         changed = [] if self._before is None else np.flatnonzero((values != self._before).any(-1)).tolist()
         self._before = values
         first = range(min(NUM_SHOWN // 2, len(rows)))
@@ -203,14 +204,32 @@ class HeldOutCurves:
     def finish(self) -> None:
         """Prints the means before and after the run, and draws them all along it: held_out.md, held_out.png."""
         rows = before_and_after(self.points)
-        table = Table(f"held-out prompts ({len(self._prompts)})", "before", "after")
+        table = Table(measured_on(self.task, self.arguments), "before", "after")
         for row in rows:
             table.add_row(*row)
         self.console.print(table)
         write_markdown(self.folder / "held_out.md", [column.header for column in table.columns], rows)
-        draw_points(self.points, self.folder / "held_out.png")
+        draw_points(self.points, self.folder / "held_out.png", measured_on(self.task, self.arguments))
         files = "held_out.json, samples.jsonl and held_out.png"
         self.console.print(f"All along the run: {files} in {self.folder}", soft_wrap=True)
+
+
+def measured_on(task: LanguageTask, settings: Any) -> str:
+    """Which completions are measured, such as "32 held-out prompts, 8 sampled completions of each"."""
+    count = min(settings.num_held_out, len(task.tokens) - task.num_training)
+    return f"{count} held-out prompts, {settings.num_samples} sampled completions of each"
+
+
+def without_shared_beginning(texts: Sequence[str]) -> Sequence[str]:
+    """Texts with "..." in place of more than 20 characters, up to a space, with which all of them begin."""
+    shared = re.match(r"(.*\s)?", os.path.commonprefix(texts), re.DOTALL).end()
+    return [f"...{text[shared:]}" for text in texts] if shared > 20 and len(texts) > 1 else texts
+
+
+def _errors(values: np.ndarray, rewarded: np.ndarray, names: Sequence[str]) -> dict[str, list[float]]:
+    """The standard error, over prompts, of the mean of each reward over completions `[R, N, K, ...]`."""
+    means = values.sum(2, where=rewarded) / np.maximum(rewarded.sum(2), 1)
+    return dict(zip(names, (means.std(1) / math.sqrt(means.shape[1])).T.tolist(), strict=True))
 
 
 def _means(values: np.ndarray, rewarded: np.ndarray, names: Sequence[str], index: Any) -> dict[str, list[float]]:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax import Config, TrainState
-from grpo_jax.commands.harness.language_runs import HeldOutCurves, held_out_reward
+from grpo_jax.commands.harness.language_runs import HeldOutCurves, measured_on
 from grpo_jax.commands.harness.study import CommandStudy
 from grpo_jax.config import kept_with
 from grpo_jax.errors import ConfigError
@@ -20,6 +20,7 @@ from grpo_jax.recording import RunSpec
 from grpo_jax.recording.files import read_object, write_json
 from grpo_jax.recording.run_folder import StopSignal, deferred_signals
 from grpo_jax.runs.run_spec import folder_name
+from grpo_jax.sweeps.runs import Score
 from grpo_jax.types import PyTree
 
 TEMPLATE = "template.json"
@@ -35,7 +36,8 @@ def train(arguments: Any, task: LanguageTask, starts: Sequence[Path], plans: Seq
       plans: the runs, one after another, of one config; of several each has a folder of its own.
     """
     with deferred_signals() as received:
-        study = CommandStudy("language_model", plans, arguments, score=held_out_reward(arguments.num_final))
+        score = Score(None, f"mean reward of the last measurement: {measured_on(task, arguments)}")
+        study = CommandStudy("language_model", plans, arguments, score=score)
         record_template(study.out, task)
         for plan in plans:
             out = study.out if len(plans) == 1 else study.out / folder_name(str(plan.setting))
@@ -66,7 +68,7 @@ def _train(study: CommandStudy, curves: HeldOutCurves, starts: Sequence[Path]) -
             raise
         advice = f"to go on from the last checkpoint, repeat the command with --resume --out {study.out}"
         raise RewardError(f"{error}. Nothing before is lost: {advice}") from error
-    study.add(run._replace(result=run.result._replace(states=None)))
+    study.add(run._replace(result=run.result._replace(states=None), final_returns=curves.last_rewards))
     return run.result.states
 
 

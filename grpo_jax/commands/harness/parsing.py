@@ -6,14 +6,14 @@ import inspect
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 import tyro
 from docstring_parser import parse_from_object
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
 
 from grpo_jax.commands.harness import limits
-from grpo_jax.errors import OTHER_WORDS, ConfigError, nearest
+from grpo_jax.errors import OTHER_WORDS, ConfigError
 
 T = TypeVar("T")
 
@@ -25,6 +25,14 @@ USED_MOST = (
     *("group_size", "discount", "entropy_coef", "env_params", "seed", "config_file"),
     *("evaluate_every", "checkpoint_every", "resume", "tensorboard", "wandb"),
 )
+
+
+class Words(NamedTuple):
+    """What a class of flags, in its `WORDS`, says of them in place of their fields."""
+
+    shown: Collection[str] = ()  # those of --help; by default `USED_MOST`, and the first of the class
+    help: Mapping[str, dict[str, str]] = {}  # by name, arguments of `tyro.conf.arg`
+    others: Mapping[str, str] = {}  # words of other libraries, and what they are here
 
 
 def invocation(command: str | None = None) -> str:
@@ -65,17 +73,17 @@ def peek(arguments: type[T], flags: Sequence[str] | None = None) -> T:
 
 def _parse(arguments, flags, default=None, registry=None, complete=lambda values: None, note="", allow_unknown=False):
     flags = sys.argv[1:] if flags is None else list(flags)
-    names = flag_names(arguments, default)
+    names, words = flag_names(arguments, default), getattr(arguments, "WORDS", Words())
     shown, description = None, "\n\n".join(filter(None, [inspect.cleandoc(arguments.__doc__ or ""), note]))
     if "--help-all" in flags:
         flags = ["--help"]
     elif {"-h", "--help"} & {*flags} and len(names) > FEW:
-        shown = {*USED_MOST, *[*vars(arguments)["__annotations__"]][:MOST_OWN]}
+        shown = {*words.shown} or {*USED_MOST, *[*vars(arguments)["__annotations__"]][:MOST_OWN]}
         description += f"\n\nThe flags used most are below; all {len(names)}: {invocation()} --help-all. "
-        description += "Names of algorithms, environments and networks: grpo-jax list"
-    _check_words(flags, names)
+        description += "Names that flags take: grpo-jax list"
+    _check_words(flags, names, words.others)
     registry = ConstructorRegistry() if registry is None else registry
-    registry.struct_rule(functools.partial(_of_dataclass, shown))
+    registry.struct_rule(functools.partial(_of_dataclass, shown, words.help))
     parsed = tyro.cli(
         arguments,
         prog=invocation(),
@@ -108,21 +116,22 @@ def _flag_names(kind: type, default: Any) -> Iterator[str]:
             yield next((each.name for each in options if each.name), field.name)
 
 
-def _check_words(flags: Sequence[str], names: Collection[str]) -> None:
+def _check_words(flags: Sequence[str], names: Collection[str], others: Mapping[str, str]) -> None:
     """Raises ConfigError for what no file or console can hold, and for the names that other libraries have."""
     for word in flags:
         if not word.isascii() and word.encode(errors="replace").decode() != word:
             raise ConfigError(f"{word!r} is no text in UTF-8; write it in UTF-8")
         name = word.partition("=")[0][2:].replace("-", "_") if word.startswith("--") else ""
-        if name not in names and (ours := OTHER_WORDS.get(name)) in names:
-            raise ConfigError(f"--{name.replace('_', '-')} is --{ours.replace('_', '-')} here")
+        ours = OTHER_WORDS.get(name)
+        if name not in names and (answer := f"--{ours.replace('_', '-')}" if ours in names else others.get(name)):
+            raise ConfigError(f"--{name.replace('_', '-')} is {answer} here")
 
 
 class _Unmade(functools.partial):
     """A dataclass whose constructor is called after the flags are parsed, so that its errors remain its own."""
 
 
-def _of_dataclass(shown: Collection[str] | None, info: StructTypeInfo) -> StructConstructorSpec | None:
+def _of_dataclass(shown: Collection[str] | None, own: Mapping, info: StructTypeInfo) -> StructConstructorSpec | None:
     """The rule by which tyro takes a dataclass apart; fields that a default lacks have those of their class.
 
     With `shown`, the help leaves out the others that have a default.
@@ -133,12 +142,13 @@ def _of_dataclass(shown: Collection[str] | None, info: StructTypeInfo) -> Struct
     def unmade(**values):
         return _Unmade(info.type, **values)
 
-    unmade.__doc__ = (info.type.__doc__ or "").partition("\n")[0]
+    unmade.__doc__ = "" if shown else (info.type.__doc__ or "").partition("\n")[0]
     hints, words, fields = get_type_hints(info.type, include_extras=True), _field_words(info.type), []
     for field in dataclasses.fields(info.type):
         made = tyro.MISSING if field.default is dataclasses.MISSING else field.default
         made = made if field.default_factory is dataclasses.MISSING else field.default_factory()
         hint, default = hints[field.name], getattr(info.default, field.name, made)
+        hint = Annotated[hint, tyro.conf.arg(**own[field.name])] if field.name in own else hint
         if shown is not None and field.name not in shown and default is not tyro.MISSING:
             hint = hint if dataclasses.is_dataclass(hint) else Annotated[hint, tyro.conf.Suppress]
         fields.append(StructFieldSpec(field.name, hint, default, words.get(field.name)))
@@ -166,11 +176,3 @@ def _construct(unmade: _Unmade, given: set[str]) -> Any:
         limits.check(word, hints[name], value)
         values[name] = _construct(value, given) if isinstance(value, _Unmade) else value
     return unmade.func(**values)
-
-
-def chosen(known: Mapping[str, T], names: Sequence[str], kind: str) -> dict[str, T]:
-    """Those with one of the names, in this order, or all without names; raises ConfigError for an unknown name."""
-    for name in names:
-        if name not in known:
-            raise ConfigError(f"unknown {kind} {name!r}: {nearest(name, known)}")
-    return {name: known[name] for name in names or known}

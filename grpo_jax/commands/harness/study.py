@@ -40,7 +40,7 @@ class RecordingArguments(Recording):
         """There is no folder yet."""
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class EvaluationArguments:
     """Evaluations while training."""
 
