@@ -16,49 +16,16 @@ from grpo_jax.config import Config
 from grpo_jax.devices.execution_plan import ExecutionPlan
 from grpo_jax.environments.suites import SUITES
 from grpo_jax.errors import ConfigError, nearest
-from grpo_jax.hyperparams import Hyperparams, joined
-from grpo_jax.importing import import_object, import_path, is_custom
+from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.importing import import_object, import_path
 from grpo_jax.policies.networks import NETWORKS
 from grpo_jax.policies.networks import name_of as network_name
-from grpo_jax.policies.sampling import SamplingHyperparams
-from grpo_jax.recording.files import INFINITIES, as_numbers, describe_kind, fits, plain, read_object
+from grpo_jax.recording.files import INFINITIES, as_numbers, describe_kind, fits, plain
 
 FIELDS = get_type_hints(Config)
 """The types of the fields of `Config`."""
 
 _FORMULAS = "grpo_jax.objectives.", "grpo_jax.baselines."
-
-
-def read_fields(path: Path) -> dict[str, Any]:
-    """The fields of `Config` and of its class of hyperparameters in a JSON file; ConfigError if it cannot be read."""
-    try:
-        fields = read_object(path)
-    except ConfigError as error:
-        raise ConfigError(f"--config {error}; use a file such as a sweep's best.json") from error
-    known = {name: value for name, value in fields.items() if name in ("algorithm", "truncate_sampling")}
-    kind = class_of(**from_json(path, known, FIELDS, "Config", trust=True))
-    return from_json(path, fields, FIELDS | get_type_hints(kind), f"Config or {kind.__name__}", trust=True)
-
-
-def class_of(algorithm: str | Algorithm = Config.algorithm, truncate_sampling: bool = False) -> type[Hyperparams]:
-    """The class of hyperparameters of a config with these fields."""
-    kind = Hyperparams if algorithm == "auto" else find_algorithm(algorithm).hyperparams
-    return joined(kind, SamplingHyperparams) if truncate_sampling else kind
-
-
-def find_algorithm(algorithm: str | Algorithm) -> Algorithm:
-    """The algorithm of a name or an import path; raises ConfigError for anything else."""
-    if isinstance(algorithm, Algorithm):
-        return algorithm
-    if not is_custom(algorithm):
-        return by_name(algorithm)
-    found = import_object(algorithm, "algorithm")
-    if not isinstance(found, Algorithm):
-        raise ConfigError(
-            f"--algorithm {algorithm} is {type(found).__name__}, not an Algorithm; write one such as "
-            "MINE = GRPO._replace(surrogate=...)"
-        )
-    return found
 
 
 def from_json(
@@ -136,7 +103,7 @@ def _slot_from_json(slot: str, value: Any, trust: bool) -> Any:
 
 
 def as_fields(config: Config, hyperparams: Hyperparams) -> dict[str, Any]:
-    """The fields for `read_fields` in JSON's types: without None, a default, and with "inf" for infinity."""
+    """The fields for `--config` in JSON's types: without None, a default, and with "inf" for infinity."""
     own = {name: getattr(hyperparams, name) for name in config.hyperparams_class.__dataclass_fields__}
     fields = config_fields(config)[0] | own
     return plain({field: value for field, value in fields.items() if value is not None})

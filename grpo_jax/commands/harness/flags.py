@@ -13,6 +13,7 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 
 from grpo_jax import Config, Hyperparams
 from grpo_jax.algorithms import Algorithm, algorithms_with, automatic_algorithm, name_of
+from grpo_jax.commands.harness.config_flag import class_of, find_algorithm, read_fields
 from grpo_jax.commands.harness.parsing import parse_flags, peek
 from grpo_jax.commands.harness.scale import DEFAULTS, can_grow, for_gpu, resolve_scale
 from grpo_jax.devices.execution_plan import ExecutionPlan
@@ -22,7 +23,7 @@ from grpo_jax.hyperparams import joined
 from grpo_jax.importing import is_custom
 from grpo_jax.policies.networks import NETWORKS
 from grpo_jax.policies.networks import name_of as network_name
-from grpo_jax.recording.config_file import FIELDS, class_of, find_algorithm, read_fields
+from grpo_jax.recording.config_file import FIELDS
 from grpo_jax.runs.processes import is_process_zero
 from grpo_jax.runs.run_spec import format_value
 from grpo_jax.runs.tuned import NetworkFields, make_network, without_replaced, without_unread
