@@ -136,9 +136,9 @@ def parse(arguments: type, flags: Sequence[str], algorithms: Sequence[str] = ())
     )
     parsed.hyperparams = without_unread(parsed.config, parsed.hyperparams, traced.keys() - given)
     if chosen.config is None:
-        unread = {name for name, value in traced.items() if value != getattr(parsed.hyperparams, name)}
-        kept = {name: value for name, value in fields.items() if name not in given | unread}
-        _say(_tuned_line(run, kept))
+        taken = given - {"network"} if chosen.network == "auto" else given
+        left = {name: value for name, value in fields.items() if name not in taken}
+        _say(_tuned_line(run, left, parsed.hyperparams))
     return parsed
 
 
@@ -165,12 +165,13 @@ def _tuned(environment: str, algorithm: Algorithm, scale: str, chosen: Chosen) -
     return larger
 
 
-def _tuned_line(run: str, fields: Mapping[str, Any]) -> str:
-    """What is tuned, of these fields, in one line; nothing if all are the defaults of `Config` and `Hyperparams`."""
+def _tuned_line(run: str, fields: Mapping[str, Any], hyperparams: Hyperparams) -> str:
+    """What is tuned, of these fields, in one line; empty if all are the defaults of `Config` and `Hyperparams`."""
     known = (dataclasses.fields(kind) for kind in (Config, NetworkFields, Hyperparams))
     defaults = {field.name: field.default for field in itertools.chain(*known)}
     shown = []
-    for name, value in fields.items():
+    read = {name: value for name, value in fields.items() if value == getattr(hyperparams, name, value)}
+    for name, value in read.items():
         match value:
             case Mapping():
                 shown += [f"{parameter} {format_value(number)}" for parameter, number in value.items()]
