@@ -62,7 +62,7 @@ def print_help() -> None:
     console.print("usage: grpo-jax COMMAND [OPTIONS]\n\nGRPO and PPO in JAX.\n", markup=False)
     for title, rows in {"options": options, **COMMANDS}.items():
         grid = Table.grid(padding=(0, 2))
-        grid.add_column(width=18, no_wrap=True)
+        grid.add_column(min_width=18, no_wrap=True)
         for name, line in rows.items():
             grid.add_row(name, line)
         console.print(Panel(grid, title=title, title_align="left", border_style="dim"))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.metadata
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -17,16 +18,23 @@ class Arguments:
     """Prints a page of the documentation, or lists the pages."""
 
     topic: Annotated[str, tyro.conf.Positional] = ""
-    """Name of a page, such as groups; without it, the names of all pages."""
+    """Name of a page, such as groups, or a word to look for in all; without it, the names of all pages."""
 
 
 def main(arguments: Arguments) -> None:
     texts = {topic: path.read_text(encoding="utf-8") for topic, path in sorted(pages().items())}
     topic = arguments.topic.lower().replace("-", "_").removesuffix(".md")
-    if topic and topic not in texts:
+    if topic in texts:
+        print(texts[topic])
+        return
+    word, found = re.compile(rf"\b{re.escape(arguments.topic)}\b", re.IGNORECASE), []
+    for name, text in texts.items():
+        sections = re.split(r"^##+ ", text.removeprefix("# "), flags=re.MULTILINE)
+        found += [(name, each.splitlines()[0]) for each in sections[: None if topic else 1] if word.search(each)]
+    if not found:
         raise ConfigError(f"no page {arguments.topic!r}: {nearest(topic, texts)}")
-    titles = (f"{name:20}{text.splitlines()[0].lstrip('# ')}" for name, text in texts.items())
-    print(texts[topic] if topic else "\n".join(titles))
+    print(*([f"No page is called {arguments.topic!r}; pages and headings below which it stands:"] if topic else []))
+    print("\n".join(f"{name:20}{heading}" for name, heading in found))
 
 
 def pages() -> dict[str, Path]:

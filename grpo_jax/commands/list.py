@@ -64,14 +64,14 @@ class Arguments:
     """Prints the names that a flag takes, with a line each."""
 
     what: Annotated[str, tyro.conf.Positional] = ""
-    """algorithms, environments, networks or hyperparameters."""
+    """algorithms, environments, networks or hyperparameters; without it, these four."""
 
 
 def main(arguments: Arguments) -> None:
-    if arguments.what not in LISTS:
-        advice = nearest(arguments.what, LISTS) if arguments.what else f"write one of {', '.join(LISTS)}"
-        raise ConfigError(f"no list {arguments.what!r}: {advice}")
-    table, rows = Table.grid(padding=(0, 2)), list(LISTS[arguments.what]())
+    if arguments.what and arguments.what not in LISTS:
+        raise ConfigError(f"no list {arguments.what!r}: {nearest(arguments.what, LISTS)}")
+    commands = [(f"grpo-jax list {name}",) for name in LISTS]
+    table, rows = Table.grid(padding=(0, 2)), list(LISTS[arguments.what]()) if arguments.what else commands
     for index in range(len(rows[0])):
         table.add_column(no_wrap=index == 0)
     for row in rows:

@@ -68,6 +68,7 @@ def test_documented_commands_have_their_flags(monkeypatch):
         ("networks", ["auto", "cnn for images", "transformer"]),
         ("hyperparameters", ["learning_rate", "clip_high"]),
         ("algorithms", ["grpo", "2402.03300"]),
+        ("", ["grpo-jax list hyperparameters"]),
     ],
 )
 def test_a_list_has_a_line_for_each_name(what, words, capsys):
@@ -86,5 +87,7 @@ def test_pages_are_listed_and_printed(monkeypatch, capsys):
     docs.main(docs.Arguments("Sharp-Bits.md"))
     text = docs.pages()["sharp_bits"].read_text(encoding="utf-8")
     assert capsys.readouterr().out == f"{text}\n"
+    docs.main(docs.Arguments("GAE"))
+    assert re.search(r"\ncoming_from +CleanRL\n", capsys.readouterr().out)
     with pytest.raises(ConfigError, match="no page 'sharp_bit': did you mean 'sharp_bits'"):
         docs.main(docs.Arguments("sharp_bit"))
