@@ -54,7 +54,7 @@ def test_blocks_of_the_readme_run(block, tmp_path, monkeypatch):
     # One train step of short episodes tells as much as many of long ones.
     for number, smaller in {"150_000": "4_096", "200_000": "3_000", "num_seeds=8": "num_seeds=1"}.items():
         block = block.replace(number, smaller)
-    block = block.replace('algorithm="grpo"', 'algorithm="grpo", env_params={"max_steps_in_episode": 20}')
+    block = block.replace('"grpo", total', '"grpo", env_params={"max_steps_in_episode": 20}, total')
     exec(compile(block, "README.md", "exec"), {})
 
 
