@@ -31,7 +31,6 @@ class Box(NamedTuple):
 
 
 ActionSpace = Discrete | MultiDiscrete | Box
-"""The spaces that a policy can choose from."""
 
 
 def action_codec(space: Any, name: str) -> tuple[ActionSpace, Callable]:
@@ -75,18 +74,15 @@ def action_codec(space: Any, name: str) -> tuple[ActionSpace, Callable]:
     return shape, decode
 
 
-def host_actions(space: Any, name: str) -> tuple[ActionSpace, np.ndarray, Callable, Callable]:
-    """The `ActionSpace` of a space of gymnasium, an action's array in the latter, and two functions.
-
-    The first is from actions in the `ActionSpace` to such arrays, the second from those to gymnasium's actions.
-    """
+def host_actions(space: Any, name: str) -> tuple[np.ndarray, Callable]:
+    """An action's array in a space of gymnasium, and the function from such arrays to its actions."""
     canonical, decode = action_codec(space, name)
     with jax.ensure_compile_time_eval():
         action = decode(some_action(canonical))
     if isinstance(action, tuple):
         raise ConfigError(f"actions of {name!r} in {space} are not supported on the host; use MultiDiscrete")
     as_given = int if isinstance(canonical, Discrete) else lambda action: action.astype(space.dtype)
-    return canonical, np.asarray(action), decode, as_given
+    return np.asarray(action), as_given
 
 
 def observation_shapes(space: Any, name: str) -> PyTree:
@@ -117,16 +113,3 @@ def some_action(space: ActionSpace) -> jax.Array:
         case MultiDiscrete(num_actions):
             return jnp.zeros(len(num_actions), jnp.int32)
     return jnp.zeros((), jnp.int32)
-
-
-def nth_action(space: ActionSpace, n: int, mask: np.ndarray | None = None) -> np.ndarray:
-    """An action of NumPy, in turn others: among the legal ones of `Discrete`, and of `Box` those near 0."""
-    match space:
-        case Box(low, high):
-            nearest = np.clip(0.0, low, high)
-            low, high = np.maximum(low, nearest - 1), np.minimum(high, nearest + 1)
-            return low + (high - low) * (0.618 * n % 1)
-        case MultiDiscrete(num_actions):
-            return n % np.array(num_actions)
-    legal = np.arange(space.num_actions) if mask is None else np.flatnonzero(mask)
-    return legal[n % len(legal)]

@@ -5,6 +5,8 @@ copy states. An episode of a seeded environment is a function of its seed and it
 `Episodes` finds the instance that has reached it.
 """
 
+import contextlib
+import copy
 import functools
 import warnings
 from collections.abc import Callable
@@ -15,13 +17,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax.environments.casting import as_values
-from grpo_jax.environments.host.episodes import REPEATABLE, Episodes, Moment
-from grpo_jax.environments.host.masks import has_masks
+from grpo_jax.environments.host.episodes import Episodes, Moment, Unrepeatable, find_mask
 from grpo_jax.environments.parameters import Timed
-from grpo_jax.environments.spaces import host_actions, nth_action, observation_shapes
+from grpo_jax.environments.spaces import host_actions, observation_shapes
 from grpo_jax.errors import ConfigError, HostError, with_own_frames
 from grpo_jax.host_calls import call_host
 from grpo_jax.types import PyTree
+
+NUM_TRIED = 32
+"""The most steps that are played again before a run."""
 
 _DIGEST = jax.ShapeDtypeStruct((2,), jnp.uint32)
 
@@ -70,34 +74,37 @@ class HostEnvironment(Timed):
         first, second = make(), make()
         self.action_space, self.observation_space = lambda _: first.action_space, lambda _: first.observation_space
         given = observation_shapes(first.observation_space, self.name)
-        canonical, self._action, decode, as_given = host_actions(first.action_space, self.name)
+        self._action, decode = host_actions(first.action_space, self.name)
         limit = max_steps or getattr(getattr(first, "spec", None), "max_episode_steps", None) or 0
         super().__init__(None, limit)  # without any limit the door refuses 0, unless env_params has one
         num_masked = 0
-
-        def choose(time, legal):
-            return np.asarray(decode(nth_action(canonical, time, legal)), self._action.dtype)
-
-        try:
-            if has_masks(first, as_values(first.reset(seed=0), ("observation", "info"), "reset")[1]):
-                self.action_mask = lambda state, params: state.mask
-                num_masked = getattr(canonical, "num_actions", 0)
-            self.episodes = Episodes(make, (first, second), given, as_given, max_kept, num_masked)
-            differs = self.episodes.first_difference(choose, limit)
-        except Exception as error:
-            raise self._named(error) from _cause(error)
+        with self._naming():
+            _, info = as_values(first.reset(seed=0), ("observation", "info"), "reset")
+            if find_mask(first, info):
+                self.action_mask = lambda state, params: state.mask  # which the door refuses if they are not Discrete
+                num_masked = int(first.action_space.n) if decode is int else 0
+            self.episodes = Episodes(make, (first, second), given, decode, max_kept, num_masked)
+            self._try_out(copy.deepcopy(first.action_space), limit)
         masks = [jax.ShapeDtypeStruct((num_masked,), bool)] if num_masked else []
         observed, self._structure = jax.tree.flatten(given)
         self._leaves = *observed, *masks
         self._moved = *self._leaves, jax.ShapeDtypeStruct((), jnp.float32), jax.ShapeDtypeStruct((), bool)
-        found = f"environment {self.name!r} on the host: an episode with the same seed and actions differs"
-        if differs == 0:
-            raise ConfigError(f"{found} after its reset; {REPEATABLE}")
-        if differs is not None:
+
+    def _try_out(self, space, limit):
+        """Raises ConfigError for what the first steps show; warns if only a replay of them differs, as PPO has none."""
+        space.seed(0)
+
+        def choose(*legal):
+            return np.asarray(space.sample(*(mask.astype(np.int8) for mask in legal)), self._action.dtype)
+
+        self.episodes.try_out(choose, 0, limit)
+        try:
+            self.episodes.try_out(choose, NUM_TRIED, limit)
+        except Unrepeatable as error:
             warnings.warn(
-                f"{found} from step {differs} on when it is played again; {REPEATABLE}. As it is, a run cannot be "
-                "resumed, and groups, which replay episodes, end with an error",
-                stacklevel=2,
+                f"environment {self.name!r} on the host: {error}. As it is, a run cannot be resumed, and groups, which "
+                "replay episodes, end with an error",
+                stacklevel=3,
             )
 
     @property
@@ -142,23 +149,22 @@ class HostEnvironment(Timed):
         """The digests and each array of the moments that a function gives for each row of these columns."""
         shape = np.shape(columns[0])
         rows = [np.asarray(x).reshape((-1, *np.shape(x)[len(shape) :])) for x in columns]
-        try:
+        with self._naming():
             moments = self.episodes.batch(function, list(zip(*rows, strict=True)))
-        except Exception as error:
-            raise self._named(error) from _cause(error)
         digests = np.frombuffer(b"".join(moment.digest for moment in moments), np.uint32)
         stacks = map(np.stack, zip(*(moment.arrays for moment in moments), strict=True))
         return (digests.reshape((*shape, 2)), *(stack.reshape((*shape, *stack.shape[1:])) for stack in stacks))
 
-    def _named(self, error):
-        """What is raised for an error of a call: of a check, or of the user's own code."""
-        if isinstance(error, ConfigError):
-            return ConfigError(f"environment {self.name!r} on the host: {error}")
-        return HostError(f"environment {self.name!r} on the host: {type(error).__name__}: {error}")
-
-
-def _cause(error):
-    return None if isinstance(error, ConfigError) else with_own_frames(error)
+    @contextlib.contextmanager
+    def _naming(self):
+        """Errors name the environment; those of the user's own code also keep its part of the traceback."""
+        where = f"environment {self.name!r} on the host"
+        try:
+            yield
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from None
+        except Exception as error:
+            raise HostError(f"{where}: {type(error).__name__}: {error}") from with_own_frames(error)
 
 
 def of_gymnasium(found: Any) -> bool:

@@ -14,18 +14,15 @@ import jax
 import numpy as np
 
 from grpo_jax.environments.casting import as_values, exact_leaves
-from grpo_jax.environments.host.masks import read_mask
 from grpo_jax.errors import ConfigError
 from grpo_jax.types import PyTree
 
 _STEP = "observation", "reward", "terminated", "truncated", "info"
 _NUMBERS = tuple(jax.ShapeDtypeStruct((), dtype) for dtype in (np.float32, np.bool_, np.bool_))
 
-NUM_TRIED = 32
-REPEATABLE = (
-    "reset(seed=...) must determine it: draw all random numbers from self.np_random, and keep nothing from earlier "
-    "episodes"
-)
+
+class Unrepeatable(ConfigError):
+    """An episode differs when it is played again."""
 
 
 class Moment(NamedTuple):
@@ -33,6 +30,7 @@ class Moment(NamedTuple):
 
     digest: bytes  # 8, of the seed, and of all actions and results up to here: two of 10^6 are equal with 3e-8
     arrays: list[np.ndarray]  # of the observation, the legal actions and, after a step, the reward and terminated
+    legal: Sequence[np.ndarray] = ()  # the mask of the legal actions, if there are masks
     ended: bool = False  # by the environment itself
 
 
@@ -87,27 +85,24 @@ class Episodes:
                 self._standing[moment.digest] = instance
         return self._moments[key]
 
-    def first_difference(self, choose: Callable, limit: int) -> int | None:
-        """The number of steps after which an episode differs when it is played again; None if it does not.
-
-        Two instances play its first `NUM_TRIED` steps, and then the first one again.
+    def try_out(self, choose: Callable, num_steps: int, limit: int) -> None:
+        """Plays the first steps of an episode, and twice again, on another instance and on one that has played them.
 
         Args:
-          choose: the action's array for the number of steps before it and the mask of legal actions, or None.
+          choose: an action's array, for the legal actions if there are masks.
+          num_steps: the most that are played.
           limit: of an episode's steps; 0: none.
+
+        Raises:
+          Unrepeatable: it differs when it is played again.
         """
-        played, most = [], min(limit or NUM_TRIED, NUM_TRIED)
-        for _ in range(3):
-            self._free.reverse()
-            instance, moment = self._begin(0)
-            self._free.append(instance)
-            digests = [moment.digest]
-            while not moment.ended and (time := len(digests)) <= most:
-                legal = moment.arrays[len(jax.tree.leaves(self._given))] if self._num_masked else None
-                moment = self._moved(instance, moment.digest, choose(time - 1, legal), time, limit, may_truncate=True)
-                digests.append(moment.digest)
-            played.append(digests)
-        return next((time for time, equal in enumerate(zip(*played, strict=False)) if len(set(equal)) > 1), None)
+        (instance, moment), actions = self._begin(0), []
+        while not moment.ended and len(actions) < num_steps:
+            actions.append(choose(*moment.legal))
+            moment = self._moved(instance, moment.digest, actions[-1], len(actions), limit)
+        for _ in range(2):
+            self._free.append(self._replayed(0, moment.digest, actions, limit))
+        self._free.append(instance)
 
     def _checked(self, instance: Any) -> Any:
         simulator = getattr(instance, "unwrapped", instance)
@@ -119,28 +114,35 @@ class Episodes:
     def _begin(self, seed: int) -> tuple[Any, Moment]:
         instance = self._free.pop() if self._free else self._checked(self._make())
         observation, info = as_values(instance.reset(seed=seed), _STEP[::4], "reset")
-        arrays = exact_leaves(self._given, observation, "an observation", single=True)
-        arrays += self._legal(instance, info, False)
-        return instance, Moment(_digest(seed.to_bytes(8, "little"), *arrays), arrays)
+        legal = self._legal(instance, info, False)
+        arrays = [*exact_leaves(self._given, observation, "an observation", single=True), *legal]
+        return instance, Moment(_digest(seed.to_bytes(8, "little"), *arrays), arrays, legal)
 
-    def _moved(
-        self, instance: Any, digest: bytes, action: np.ndarray, time: int, limit: int, *, may_truncate: bool = False
-    ) -> Moment:
+    def _moved(self, instance: Any, digest: bytes, action: np.ndarray, time: int, limit: int) -> Moment:
         *returned, info = as_values(instance.step(self._decode(action)), _STEP, "step")
         leaves = exact_leaves((self._given, *_NUMBERS), tuple(returned), "what step gives", single=True)
         *arrays, reward, terminated, truncated = leaves
-        if truncated and not (terminated or may_truncate) and time < limit:
+        if truncated and not terminated and time < limit:
             raise ConfigError(
                 f"the environment truncates an episode after {time} steps, before max_steps_in_episode={limit}; use "
                 f"max_steps_in_episode={time}, or terminate there"
             )
         ended = bool(terminated or truncated)
-        arrays += [*self._legal(instance, info, ended or time == limit), reward, terminated]
-        return Moment(_digest(digest, action.tobytes(), *arrays), arrays, ended)
+        legal = self._legal(instance, info, ended or time == limit)
+        arrays += [*legal, reward, terminated]
+        return Moment(_digest(digest, action.tobytes(), *arrays), arrays, legal, ended)
 
     def _legal(self, instance: Any, info: Any, ended: bool) -> list[np.ndarray]:
-        """The mask of the legal actions, if the environment has masks."""
-        return [read_mask(instance, info, self._num_masked, ended)] if self._num_masked else []
+        if not self._num_masked:
+            return []
+        if (found := find_mask(instance, info)) is None:
+            raise ConfigError('the info of a step has no "action_mask", but that of the reset has; give both one')
+        array, what = np.asarray(found[0]), found[1]
+        if array.shape != (self._num_masked,) or array.dtype.kind not in "biuf":
+            raise ConfigError(f"{what} is {array.dtype}{list(array.shape)}; give [{self._num_masked}], True if legal")
+        if not (array.any() or ended):
+            raise ConfigError(f"{what} has no legal action, but the episode goes on; terminate it there")
+        return [array.astype(bool)]
 
     def _replayed(self, seed: int, digest: bytes, actions: np.ndarray, limit: int) -> Any:
         """An instance at this state, from the beginning of its episode."""
@@ -149,11 +151,21 @@ class Episodes:
             moment = self._moved(instance, moment.digest, action, time, limit)
         self.num_replayed += len(actions)
         if moment.digest != digest:
-            raise ConfigError(
+            raise Unrepeatable(
                 f"the episode with seed {seed} differs when it is played again with the same {len(actions)} actions; "
-                f"{REPEATABLE}"
+                "reset(seed=...) must determine it: draw all random numbers from self.np_random, and keep nothing from "
+                "earlier episodes"
             )
         return instance
+
+
+def find_mask(instance: Any, info: Any) -> tuple[Any, str] | None:
+    """The mask of legal actions that an instance has, or an info, and which; None if there is none."""
+    try:  # a wrapper of gymnasium passes attributes on only in this way
+        method = getattr(instance, "get_wrapper_attr", instance.__getattribute__)("action_masks")
+    except AttributeError:
+        return (info["action_mask"], 'info["action_mask"]') if "action_mask" in (info or ()) else None
+    return method(), "action_masks()"
 
 
 def _digest(*parts: Any) -> bytes:
