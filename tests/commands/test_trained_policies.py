@@ -8,18 +8,23 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import flax.linen as nn
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
+from probes import Probe
 from saved_policies import save_policies
 
-from grpo_jax import Config, Hyperparams, load
+from grpo_jax import Config, Hyperparams, TrainedPolicy, load
 from grpo_jax.commands import evaluate, export, play
 from grpo_jax.commands.harness.command import command
+from grpo_jax.commands.harness.exported_policy import ACTIVATIONS
 from grpo_jax.errors import ConfigError
-from grpo_jax.policies import MLP
+from grpo_jax.policies import MLP, networks
+from grpo_jax.policies.normalization import Normalizer, RunningStatistics
 from grpo_jax.rendering.drawings import CAPTION_HEIGHT
 from grpo_jax.runs.run_spec import Setting, Settings
 
@@ -160,22 +165,87 @@ def test_a_full_disk_leaves_nothing_of_an_export(folder, tmp_path, capsys, monke
     assert "exported cannot be written: No space left on device" in said and said.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
     start()
-    names = "README.md act.jax_export act_sampled.jax_export policy.npz policy.safetensors"
+    names = "README.md act.jax_export act_sampled.jax_export manifest.json policy.npz policy.py policy.safetensors"
     assert " ".join(sorted(path.name for path in out.iterdir())) == names
 
 
-def test_numpy_acts_like_the_policy_with_the_exported_arrays(tmp_path):
-    config = Config(environment="Catch-bsuite", algorithm="ppo", normalize_observations=True, network="mlp", num_envs=4)
-    save_policies(tmp_path, config, scores=(1.0,))
-    policy = load(tmp_path)
-    export.save_arrays(policy, tmp_path)
-    arrays = {name: array.astype(np.float64) for name, array in np.load(tmp_path / "policy.npz").items()}
-    origin, mean, variance = (arrays[f"normalizer/observation/{name}"] for name in ("origin", "mean", "variance"))
-    observations = np.random.default_rng(0).uniform(-3, 3, size=(1000, 10, 5))
-    x = np.clip((observations - origin - mean) / np.sqrt(variance + 1e-8), -10, 10).reshape(1000, -1)
-    for i in range(3):
-        x = (np.tanh(x) if i else x) @ arrays[f"params/actor/Dense_{i}/kernel"] + arrays[f"params/actor/Dense_{i}/bias"]
-    best = np.sort(x)
-    clear = best[:, -1] - best[:, -2] > 1e-4
-    assert clear.mean() > 0.9 and len(set(x.argmax(axis=1).tolist())) > 1
-    assert np.array_equal(np.asarray(policy.act(observations))[clear], x.argmax(axis=1)[clear])
+NUMPY_SCRIPT = """
+import sys
+
+sys.modules["jax"] = sys.modules["grpo_jax"] = None  # an import of them raises an error
+import numpy as np
+
+for folder in sys.argv[1:]:
+    sys.path.insert(0, folder)
+    from policy import act
+
+    given = np.load(folder + "/given.npz")
+    observation = given["x"] if "x" in given else {name: given[name] for name in given if name != "action_mask"}
+    mask = given["action_mask"] if "action_mask" in given else None
+    rng = np.random.default_rng(0)
+    np.savez(folder + "/acted.npz", act(observation, action_mask=mask), act(observation, rng, action_mask=mask))
+    del sys.path[0], sys.modules["policy"]
+"""
+
+
+class Shop(Probe):
+    """Observes a vector and an integer, and allows some actions only."""
+
+    def action_space(self, params):
+        return gymnasium.spaces.Discrete(4, start=5)
+
+    def observation_space(self, params):
+        return gymnasium.spaces.Dict(stock=gymnasium.spaces.Box(-9, 9, (2,)), day=gymnasium.spaces.Discrete(7, start=1))
+
+    def reset_env(self, key, params):
+        stock, state = super().reset_env(key, params)
+        return {"stock": stock, "day": 1}, state
+
+    def step_env(self, *arguments):
+        stock, *others = super().step_env(*arguments)
+        return {"stock": stock, "day": 3}, *others
+
+    def action_mask(self, state, params):
+        return jnp.array([True, False, True, True])
+
+
+IN_NUMPY = {
+    "box": (EXPORTED["gaussian"], {"x": (3,)}, {}),
+    "dict": (
+        Config(Shop(), **SIZES | {"network": MLP((8, 16), activation="gelu", layer_norm=True, shared_critic=True)}),
+        {"stock": (2,), "day": ()},
+        {"action_mask": np.array([True, False, True, True])},
+    ),
+}
+
+
+def test_numpy_alone_acts_like_the_policy(tmp_path):
+    random, expected, parts = np.random.default_rng(0), {}, (Hyperparams(), {}, np.float32(0), np.int64(0), np.int32(0))
+    for name, (config, shapes, masks) in IN_NUMPY.items():
+        given = {each: random.uniform(-3, 3, (500, *shape)) for each, shape in shapes.items()}
+        given |= {"day": random.integers(1, 8, 500)} if "day" in shapes else {}
+        like = jax.eval_shape(config.policy.init, jax.random.key(0))
+        params = jax.tree.map(lambda leaf: np.float32(random.normal(0, 1.0, leaf.shape)), like)
+        statistics = RunningStatistics(*np.float32(random.uniform(0.5, 1, (4, 3)))) if name == "box" else None
+        policy = TrainedPolicy("run", config, params, Normalizer(statistics, None), *parts)
+        (out := tmp_path / name).mkdir()
+        export.save_arrays(policy, out)
+        assert export.save_numpy(policy, out)
+        np.savez(out / "given.npz", **given, **masks)
+        expected[out] = policy.act(given.get("x", given), **masks)
+    subprocess.run([sys.executable, "-c", NUMPY_SCRIPT, *map(str, expected)], check=True)
+    for out, actions in expected.items():
+        acted, sampled = np.load(out / "acted.npz").values()
+        assert acted.dtype == actions.dtype and len(np.unique(acted)) > 1 and (sampled != acted).any()
+        different = np.abs(acted - np.asarray(actions)) > 1e-5
+        assert different.mean() < 0.005, f"{out.name}: but for ties"
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["network"]["name"] == "mlp" and manifest["network"]["activation"] == "gelu"
+
+
+def test_numpy_has_every_activation():
+    x = np.linspace(-4, 4, 41, dtype=np.float32)
+    assert set(ACTIVATIONS) == set(networks._ACTIVATIONS)
+    expected = jax.jit(lambda x: {name: getattr(nn, name)(x) for name in ACTIVATIONS})(x)
+    for name, function in ACTIVATIONS.items():
+        np.testing.assert_allclose(function(x), expected[name], atol=2e-6, err_msg=name)
