@@ -71,25 +71,22 @@ class Trajectory(NamedTuple):
     Attributes:
       observation: each leaf `[T, B, ...]`.
       action: `[T, B]` or `[T, B, D]`, as sampled: before a real action is scaled and clipped.
-      reward: `[T, B]`; 0 where not valid.
+      reward, reward_parts: `[T, B]`, 0 where not valid; its parts, `[T, B, K]`, where the environment reports them.
       terminated, truncated: `[T, B]` bool: the step led to a terminal state; the time limit ended the episode.
       valid: `[T, B]` bool: False once the episode has diverged, or has ended and no other follows in this rollout.
-      log_prob: `[T, B]` of the action, under the behaviour policy.
-      distribution: `[T, B, ...]` parameters of the behaviour policy's action distribution; None with `logits_chunk`.
+      log_prob, distribution: `[T, B, ...]` of the action, and parameters of its distribution (not with `logits_chunk`).
       value, next_value: `[T, B]` of a critic, of the observation and the true next one, also at a truncation.
       episode_return, episode_length: `[T, B]` sum of rewards and number of steps of the episode, with this one.
       discounted_return: `[T, B]` as in `RolloutState`, including this step's reward.
-      carry: of the policy before the first step, each leaf `[1, B, ...]`, or `[1, num_groups, ...]`.
+      carry: of the behaviour policy before the first step, each leaf `[1, B, ...]`, or `[1, num_groups, ...]`.
       action_mask: `[T, B, num_actions]` bool: legal actions, as bits with `logits_chunk` (`jnp.packbits`).
-      reward_parts: `[T, B, K]`; None: the environment does not report them.
       final_observation, final_carry, final_value: `[F, B, ...]`, for baselines: the last observation of each truncated
         episode, in order, then the one after the rollout, with the policy's carry and the critic's value there.
-      greedy: `[T, B]` bool: the action is the most probable one; None: all are sampled.
-      forced: `[T, B]` bool: the environment itself took the action; None: it never does.
-      diverged: `[T, B]` bool: the step led to NaN or inf; None: the environment cannot diverge.
+      greedy, forced: `[T, B]` bool: the action is the most probable one; the environment itself took it.
+      diverged: `[T, B]` bool: the step led to NaN or inf.
       state: before each step, each leaf `[T, B, ...]`; None without `keep_states`.
-      branch_steps: `[T, B]` int32: steps of the branches that valued this state; None: no branch.
-      extras: each `[T, B, ...]`, the entries of `info` that `Config.extras` names; None: no more is kept.
+      branch_steps: `[T, B]` int32: steps of the branches that valued this state.
+      extras: each `[T, B, ...]`, the entries of `info` that `Config.extras` names.
     """
 
     observation: PyTree
@@ -148,8 +145,7 @@ class Batch(struct.PyTreeNode):
     target: jax.Array | None  # [S, N] regression target of the critic: advantage plus the value it is relative to
     is_first: jax.Array  # [S, N] bool: first steps of episodes
     carry: PyTree  # carry of the behaviour policy before the first step, [1, N, ...] or [1, N / group_size, ...]
-    # [S, N, num_actions] bool: legal actions, with logits_chunk as bits (`jnp.packbits`); None: all always are
-    action_mask: jax.Array | None = None
+    action_mask: jax.Array | None = None  # [S, N, num_actions] bool, or bits, as in Trajectory
     reference_log_prob: jax.Array | None = None  # [S, N] under the reference policy; None without one
     reference_distribution: PyTree = None  # [S, N, ...] of the reference policy; None without one, or with logits_chunk
     # [S, N, F] input of the reference policy's head, with logits_chunk and exact_kl_to_reference; else None

@@ -26,18 +26,16 @@ LIMITS = {
 """By kind, a metric and the most of it that is not a problem."""
 
 MESSAGES = {
-    "skipped": "An update was skipped, as its loss or gradient was not finite, {where}. Try a lower learning_rate; "
-    "normalize_rewards or reward_clip, if rewards are large; can_diverge = True in the class of an environment whose "
-    "states become NaN.",
-    "diverged": "The state of an environment became NaN or inf {where}: it is reset, and such steps are discarded and "
-    "counted in environment/invalid_resets. If they are many, look at the environment's time step or its actions.",
+    "skipped": "An update was skipped, as its loss or gradient was not finite, {where}. Try a lower learning_rate, or "
+    "normalize_rewards if rewards are large.",
+    "diverged": "The state of an environment became NaN or inf {where}: it is reset, and such steps are discarded. "
+    "If they are many (environment/invalid_resets), look at the environment's time step or its actions.",
     "entropy": "The policy's entropy has collapsed {where}: it hardly explores. If its return could be better, "
     "try a higher entropy_coef, or a lower learning_rate.",
     "kl": f"An iteration moved the policy by more than {KL_LIMIT:g} nat of KL {{where}}: its later updates learn from "
     "data that is no longer its own. Try a lower learning_rate, fewer num_epochs, or kl_limit=0.05.",
     "dead": f"All members of each group had equal scores for {DEAD_ITERATIONS} iterations {{where}}: they teach "
-    "nothing. If their return could be better, try a larger group_size, a higher entropy_coef, or a reward that "
-    "tells failures apart.",
+    "nothing. If they could be better, try a larger group_size, or a reward that tells failures apart.",
 }
 
 

@@ -104,11 +104,10 @@ def test_the_losses_written_out_equal_the_library_s():
         params = jax.tree.map(lambda leaf: 0.5 * jax.random.normal(key, leaf.shape), ppo.init(key).params)
         log_probs, values = ppo.log_probs_of(params, draws[:4].T), ppo.value_of(params, draws[:4].T)
         log_prob, entropy = ppo.chosen(log_probs, step["action"]), -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
-        of_critic = whiten(draws[5]), values, values, draws[7], entropy
-        reference = {"reference_log_prob": of_grpo.reference_log_prob, "kl_coef": 0.1}
-        theirs = grpo_loss(log_prob, step["log_prob"], draws[5], valid, **reference)[0]
-        theirs = theirs, ppo_loss(log_prob, step["log_prob"], *of_critic, value_clip=None)[0]
-        return (grpo.loss(params, of_grpo)[0], ppo.loss(params, of_ppo)[0]), theirs
+        given, of_critic = (log_prob, step["log_prob"]), (whiten(draws[5]), values, values, draws[7], entropy)
+        library_grpo = grpo_loss(*given, draws[5], valid, reference_log_prob=draws[6] - 2, kl_coef=0.1)[0]
+        library = library_grpo, ppo_loss(*given, *of_critic, value_clip=None)[0]
+        return (grpo.loss(params, of_grpo)[0], ppo.loss(params, of_ppo)[0]), library
 
     np.testing.assert_allclose(*losses(jax.random.key(0)), rtol=1e-5)
 

@@ -150,15 +150,11 @@ def test_links_lead_somewhere():
     assert not offenders, "\n".join(offenders)
 
 
-def test_files_and_commands_that_are_named_exist():
+def test_files_commands_and_names_exist():
     files = named(r"`((?:grpo_jax|examples|experiments|tests|docs|\.ci)/[\w./-]*)`")
     files += [(path, f"{name.replace('.', '/')}.py") for path, name in named(r"python -m (experiments\.\w+)")]
     commands, known = named(r"^(?:.*[`/ ])?grpo-jax ([a-z][a-z-]*)[ `]"), set().union(*COMMANDS.values())
     offenders = [f"{path}: {name}" for path, name in files if not (REPOSITORY / name).exists()]
     offenders += [f"{path}: {name}" for path, name in commands if name not in known]
-    assert not offenders, "\n".join(offenders)
-
-
-def test_dotted_names_exist():
-    offenders = [f"{path}: {name}" for path, name in named(r"`(grpo_jax(?:\.\w+)+)") if not exists(name)]
+    offenders += [f"{path}: {name}" for path, name in named(r"`(grpo_jax(?:\.\w+)+)") if not exists(name)]
     assert not offenders, "\n".join(offenders)
