@@ -148,16 +148,10 @@ def _end_at_the_right(text: jax.Array) -> jax.Array:
 
 
 def follow_stops(stops: tuple[jax.Array, jax.Array], found: jax.Array, token: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Looks for `S` texts in the text of a completion, one token at a time.
+    """Searches for `S` texts in a completion: their states, int `[S]`, after one more token, and whether one was found.
 
-    Args:
-      stops: int `[S, Q, V]`, the state of each search after a token, for each state before it; and int `[S]`, the
-        state in which it has found its text. `grpo_jax.language.tokenizer.stop_moves` makes them.
-      found: int `[S]`, the states so far, at first 0.
-      token: the next one.
-
-    Returns:
-      The new states, and whether any text was found.
+    `stops` are int `[S, Q, V]`, the next state of each search for each state and token, and int `[S]`, the states at
+    the end, as `grpo_jax.language.tokenizer.stop_moves` makes them. At first the states are 0.
     """
     moves, ends = map(jnp.asarray, stops)
     found = moves[jnp.arange(len(ends)), found, token]

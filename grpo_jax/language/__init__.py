@@ -2,7 +2,7 @@
 
 from grpo_jax.language.chat import ChatTemplate
 from grpo_jax.language.demonstrations import demonstration_tokens, learn_demonstrations
-from grpo_jax.language.environment import language_environment, sample_completions
+from grpo_jax.language.environment import language_environment
 from grpo_jax.language.folder import load_architecture
 from grpo_jax.language.models import LanguageModel, load_model
 from grpo_jax.language.prompts import Prompts, as_prompts, encode_prompts, read_prompts, split_held_out
@@ -17,4 +17,4 @@ __all__ = ["ChatTemplate", "LanguageModel", "LanguageTask", "Prompts", "Reward",
 __all__ += ["Tokenizer", "as_prompts", "demonstration_tokens", "encode_prompts"]
 __all__ += ["language_environment", "learn_demonstrations", "load_architecture", "load_model", "load_params"]
 __all__ += ["load_reward", "load_scorer", "load_tokenizer", "make_tiny_model", "overlong", "read_prompts"]
-__all__ += ["sample_completions", "save_adapter", "save_model", "save_trained", "split_held_out"]
+__all__ += ["save_adapter", "save_model", "save_trained", "split_held_out"]

@@ -76,7 +76,7 @@ def demonstration_tokens(task: LanguageTask, demonstrations: Prompts) -> tuple[n
         count = f"{sources[longest]}: the completion has {len(rows[longest])} tokens with its end"
         raise ConfigError(f"{count}, more than max_completion={task.max_completion}; raise that, or leave it out")
     padded = [row + [PAD] * (len(rows[longest]) - len(row)) for row in rows]
-    return task.encode(demonstrations), np.array(padded, np.int32)
+    return task.model.encode(demonstrations, task.max_completion), np.array(padded, np.int32)
 
 
 def _completion(tokenizer: Tokenizer, prompt: Prompt, text: str) -> list[int]:

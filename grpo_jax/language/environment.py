@@ -1,4 +1,4 @@
-"""The environment of a language task: a reset draws a prompt, an action is the next token; and completions in it."""
+"""The environment of a language task: a reset draws a prompt, an action is the next token."""
 
 from pathlib import Path
 
@@ -6,15 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax.config import Config, behaviour_policy, kept_with
 from grpo_jax.environments import Environment
 from grpo_jax.environments.environment import transition
 from grpo_jax.environments.spaces import Discrete
 from grpo_jax.environments.tokens import Completion
-from grpo_jax.evaluation.generation import Sampling, as_prompt_tokens, follow_stops, generate
+from grpo_jax.evaluation.generation import follow_stops
 from grpo_jax.host_calls import call_host
 from grpo_jax.language.task import LanguageTask
-from grpo_jax.types import RewardParts, TrainState
+from grpo_jax.types import RewardParts
 
 
 def language_environment(task: LanguageTask) -> Environment:
@@ -81,48 +80,3 @@ def language_environment(task: LanguageTask) -> Environment:
         reward_names=tuple(reward.name for reward in task.rewards),
         step_word="tokens",
     )
-
-
-def sample_completions(
-    config: Config,
-    task: LanguageTask,
-    state: TrainState,
-    prompts: jax.Array,
-    key: jax.Array,
-    *,
-    num_samples: int = 1,
-    greedy: bool = False,
-) -> jax.Array:
-    """Completes chosen prompts by `generate`, as rollouts do. Pure: `jit` it, `vmap` it over states and keys.
-
-    One compiled program serves all prompts of their number and length.
-
-    Args:
-      config: of the environment of the task.
-      task: says when a completion ends.
-      state: the policy.
-      prompts: int `[N, P]`: their tokens, such as rows of the task's `tokens`.
-      key: of the samples.
-      num_samples: `K`, completions of each prompt.
-      greedy: take the most probable tokens instead of samples.
-
-    Returns:
-      int32 `[N, K, max_completion]`, -1 after the end.
-    """
-
-    sampling = Sampling(
-        num_samples=num_samples,
-        num_steps=task.max_completion,
-        end_token=task.model.tokenizer.end_tokens,
-        temperature=0 if greedy else 1.0,  # the policy's own divides its logits too
-        stops=task.stops,
-    )
-
-    def complete(params, normalizer, hyperparams, prompts, key):
-        policy = behaviour_policy(config, normalizer, hyperparams)
-        return generate(policy, params, prompts, key, sampling, plan=config.plan).tokens
-
-    prompts = as_prompt_tokens(prompts, state.params)
-    kept = "completions", task, num_samples, greedy
-    program = kept_with(config, kept, lambda: jax.jit(complete, inline=True))
-    return program(state.params, state.normalizer, state.hyperparams, prompts, key)

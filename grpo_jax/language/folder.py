@@ -104,9 +104,16 @@ def read_fields(folder: str | Path, name: str, kinds: Mapping[str, Any]) -> dict
 
 def read_config(folder: str | Path) -> dict[str, Any]:
     """The contents of config.json; ConfigError if it is missing or damaged, or a field has another type."""
-    if not file_in(folder, CONFIG).exists():
-        raise ConfigError(_without_model(as_path(folder)))
-    return read_fields(folder, CONFIG, _KINDS)
+    path, folder = file_in(folder, CONFIG), as_path(folder)
+    if path.exists():
+        return read_fields(folder, CONFIG, _KINDS)
+    advice = f"name the folder of a model, with its {CONFIG} and safetensors"
+    if folder.is_dir():
+        names = ", ".join(sorted(each.name for each in folder.iterdir())) or "no files"
+        raise ConfigError(f"{path} cannot be read: the folder has {names:.200}; {advice}; GGUF is not read")
+    if len(folder.parts) == 2 and not folder.is_absolute():
+        advice += f"; one of Hugging Face's hub: `hf download {folder} --local-dir {folder.name}`"
+    raise ConfigError(f"{path} cannot be read: there is no folder {folder}, and nothing is downloaded; {advice}")
 
 
 def find_model(folder: str | Path, base: str | Path | None = None) -> tuple[Path, Path | None]:
@@ -123,35 +130,25 @@ def find_model(folder: str | Path, base: str | Path | None = None) -> tuple[Path
     is_whole, is_adapter = (file_in(folder, name).exists() for name in (CONFIG, ADAPTER))
     if is_whole and base is not None:
         raise ConfigError(f"{folder} is a whole model, and no adapter of {base}; leave the base model out")
-    if is_whole:
-        return folder, None
-    if is_adapter:
+    if is_adapter and not is_whole:
         named = base or read_fields(folder, ADAPTER, {_BASE: str}).get(_BASE) or "without a name"
-        if file_in(named, CONFIG).exists():
-            return as_path(named), folder
-        missing = f"{folder} is an adapter of the model {named}, which is not here, and nothing is downloaded"
-        ways = f"--base-model FOLDER of grpo-jax ask, load_model(..., base=FOLDER), or {_BASE} in its {ADAPTER}"
-        raise ConfigError(f"{missing}; name the folder with that model's {CONFIG}: {ways}")
+        if not file_in(named, CONFIG).exists():
+            missing = f"{folder} is an adapter of the model {named}, which is not here, and nothing is downloaded"
+            ways = f"--base-model FOLDER of grpo-jax ask, load_model(..., base=FOLDER), or {_BASE} in its {ADAPTER}"
+            raise ConfigError(f"{missing}; name the folder with that model's {CONFIG}: {ways}")
+        return as_path(named), folder
+    if not is_whole and (models := _models_below(folder)):
+        if len(models) > 1:
+            raise ConfigError(f"{folder} has {len(models)} models; name one: {', '.join(map(str, models)):.500}")
+        return find_model(file_in(folder, f"{models[0].relative_to(folder)}/{CONFIG}").parent, base)
+    read_config(folder)
+    return folder, None
+
+
+def _models_below(folder: Path) -> list[Path]:
+    """The folders of models and adapters in the folder of a run or of several."""
     paths = (path for depth in ("*", "*/*") for path in folder.glob(f"{depth}/*config.json"))
-    models = sorted({path.parent for path in paths if path.name in (CONFIG, ADAPTER)})
-    if len(models) > 1:
-        raise ConfigError(f"{folder} has {len(models)} models; name one of them: {', '.join(map(str, models)):.500}")
-    if not models:
-        raise ConfigError(_without_model(folder))
-    return find_model(file_in(folder, f"{models[0].relative_to(folder)}/{CONFIG}").parent, base)
-
-
-def _without_model(folder: Path) -> str:
-    """Why there is no model in a folder, and what to do."""
-    begin = f"{folder / CONFIG} cannot be read: "
-    if folder.is_dir():
-        names = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
-        advice = f"name the folder of a model, with its {CONFIG} and safetensors; GGUF is not read"
-        return f"{begin}there is no such file, but the folder has {names:.200}; {advice}"
-    advice = "name the folder of a model; nothing is downloaded"
-    if len(folder.parts) == 2 and not folder.is_absolute():
-        advice += f": get a model of Hugging Face's hub by `hf download {folder} --local-dir {folder.name}`"
-    return f"{begin}there is no folder {folder}; {advice}"
+    return sorted({path.parent for path in paths if path.name in (CONFIG, ADAPTER)})
 
 
 def load_architecture(folder: str | Path, **changes: Any) -> Transformer:

@@ -15,7 +15,7 @@ import numpy as np
 
 from grpo_jax.devices.execution_plan import resolve_plan
 from grpo_jax.environments.tokens import PAD
-from grpo_jax.errors import ConfigError
+from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.evaluation.generation import Sampling, generate
 from grpo_jax.language.folder import as_architecture, describe_architecture, find_model, read_config
 from grpo_jax.language.prompts import Prompts, encode_prompts, prompts_of
@@ -58,7 +58,7 @@ class LanguageModel(NamedTuple):
 
     def encode(self, prompts: Prompts, max_completion: int) -> np.ndarray:
         """The tokens of prompts, int32 `[N, P]`, -1 on the left; ConfigError for too many with their completions."""
-        tokens = encode_prompts(self.tokenizer, prompts)
+        tokens, max_completion = encode_prompts(self.tokenizer, prompts), as_count("max_completion", max_completion)
         longest = (tokens != PAD).sum(axis=1).argmax()
         if (length := tokens.shape[1] + max_completion) > self.context:
             size = f"the prompt has {tokens.shape[1]} tokens, and {length} with a completion of {max_completion}"
@@ -77,31 +77,32 @@ class LanguageModel(NamedTuple):
         stop_strings: Sequence[str] = (),
         **sampling: Any,
     ) -> list[str] | list[list[str]]:
-        """The texts with which the model goes on from prompts, all of them at once: `generate`, from text to text.
+        """The texts with which the model goes on from prompts, all at once: `generate`, from texts to texts.
 
         Args:
           prompts: texts, or chats, which its template renders.
           key: of samples; None: the most probable tokens.
-          num_samples: completions of each prompt; None: one.
-          max_completion: the most tokens of a completion, which else ends with an end token of the model.
-          stop_strings: texts that end a completion too, and stay in it.
+          num_samples: completions of each prompt; None: one, which is not in a list.
+          max_completion: the most tokens of a completion.
+          stop_strings: texts that end a completion, and stay in it, beside the model's end tokens.
           sampling: further fields of `Sampling`, such as `temperature=0.7` or `top_p=0.9`.
-
-        Returns:
-          A text for each prompt; with `num_samples` a list of them.
         """
-        if key is None and (num_samples or 1) > 1:
-            raise ConfigError(f"num_samples={num_samples} greedy completions would be equal; give a key for samples")
+        if key is None and (sampling or (num_samples or 1) > 1):
+            raise ConfigError("samples need a key, such as jax.random.key(0); without it a prompt has one completion")
         prompts = prompts_of(prompts)
         tokens = self.encode(prompts, max_completion)
-        sampling = {"temperature": 1.0 if key is not None else 0} | sampling
-        sampling |= {"end_token": self.tokenizer.end_tokens, "stops": self.stops(stop_strings)}
+        sampling = {"temperature": 0} if key is None else sampling
         made = generate(
             _policy(self.architecture.without_lora, self.num_tokens, max_completion),
             self.params(),
             np.pad(tokens, [(0, 0), (-tokens.shape[1] % 16, 0)], constant_values=PAD),  # few lengths, few programs
             jax.random.key(0) if key is None else key,
-            Sampling(num_samples=1 if num_samples is None else num_samples, **sampling),
+            Sampling(
+                num_samples=1 if num_samples is None else num_samples,
+                end_token=self.tokenizer.end_tokens,
+                stops=self.stops(stop_strings),
+                **sampling,
+            ),
             plan=dataclasses.replace(resolve_plan("auto"), steps_per_check=STEPS_PER_CHECK),
         )
         rows = zip(np.asarray(made.tokens), tokens, strict=True)

@@ -7,25 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from grpo_jax.errors import ConfigError
 from grpo_jax.language.folder import ADAPTER, FILES, describe_architecture, file_in, read_config
 from grpo_jax.language.models import LanguageModel, changed_fields
 from grpo_jax.language.tokenizer import Tokenizer
-from grpo_jax.language.weights import (
-    ADAPTER_WEIGHTS,
-    WEIGHTS,
-    actor_params,
-    adapter_module,
-    published_names,
-    published_weights,
-    split_outputs,
-)
+from grpo_jax.language.weights import ADAPTER_WEIGHTS, WEIGHTS, actor_params, adapter_weights, published_weights
 from grpo_jax.policies import Transformer, categorical, make_token_policy
 from grpo_jax.policies.transformer import DTYPES
 from grpo_jax.recording.files import Arrays, as_path, new_files, write_arrays, write_json
-from grpo_jax.types import PyTree, by_path
+from grpo_jax.types import PyTree
 
 END, BEGIN = "<|im_end|>", "<|im_start|>"
 CHAT_TEMPLATE = (
@@ -166,12 +157,10 @@ def save_adapter(folder: str | Path, model: LanguageModel, params: PyTree, *, dt
     """
     if model.architecture.adapter is None:
         raise ConfigError("save_adapter needs adapters, and the architecture has no lora_rank; use save_trained")
-    advice = "use save_trained, which adds adapters to the weights"
-    if model.adapter is not None:
-        raise ConfigError(f"the trained model began with the adapter {model.adapter}, which its folder lacks; {advice}")
-    if changed_fields(model, len(actor_params(params)["embedding"])):
-        raise ConfigError(f"the trained model has another architecture or context than its config.json; {advice}")
-    tensors = _adapter_weights(model.architecture, params, dtype)
+    if model.adapter is not None or changed_fields(model, len(actor_params(params)["embedding"])):
+        advice = "use save_trained, which adds adapters to the weights"
+        raise ConfigError(f"the trained model began with another architecture or context, or an adapter; {advice}")
+    tensors = adapter_weights(model.architecture, params, dtype)
     description = {
         **{"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": str(model.folder.resolve())},
         **{"r": model.architecture.lora_rank, "lora_alpha": model.architecture.lora_alpha, "lora_dropout": 0.0},
@@ -181,20 +170,6 @@ def save_adapter(folder: str | Path, model: LanguageModel, params: PyTree, *, dt
     with _model_files(folder, dtype, model.folder) as new:
         write_json(new / ADAPTER, description)
         write_arrays(new / ADAPTER_WEIGHTS, tensors, {"format": "pt"})
-
-
-def _adapter_weights(architecture: Transformer, params: PyTree, dtype: str) -> dict[str, jax.Array]:
-    """The tensors of adapters by their names in PEFT. Layers that ours joins, such as q, k and v, share its lora_a."""
-    arrays, tensors = by_path(actor_params(params)), {}
-    for path, names in published_names(architecture).items():
-        layer = path.rpartition("/")[0]
-        if not path.endswith("/kernel") or f"{layer}/lora_a" not in arrays:
-            continue
-        lora_a, lora_b = (jnp.asarray(arrays[f"{layer}/{name}"], dtype) for name in ("lora_a", "lora_b"))
-        for name, part in zip(names, split_outputs(architecture, path, lora_b), strict=True):
-            module = adapter_module(name)
-            tensors |= {f"{module}.lora_A.weight": lora_a.T, f"{module}.lora_B.weight": part.T}
-    return tensors
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from grpo_jax.environments.tokens import PAD
-from grpo_jax.errors import ConfigError, as_count
+from grpo_jax.errors import ConfigError
 from grpo_jax.language.models import LanguageModel
 from grpo_jax.language.prompts import Prompts
 from grpo_jax.language.rewards import Reward, call_rewards, check_rewards, totals
@@ -66,7 +66,6 @@ class LanguageTask:
 
     def __post_init__(self):
         """Checks the fields."""
-        as_count("max_completion", self.max_completion)
         object.__setattr__(self, "_lock", threading.Lock())
         object.__setattr__(self, "times", PhaseTimes())
         training, held_out = self.prompts, self.held_out or self.prompts
@@ -96,7 +95,7 @@ class LanguageTask:
     @functools.cached_property
     def tokens(self) -> np.ndarray:
         """int32 `[N, P]`: the tokens of all prompts, padded with -1 on the left."""
-        return self.encode(self.all_prompts)
+        return self.model.encode(self.all_prompts, self.max_completion)
 
     def tokens_of(self, prompt: np.ndarray) -> np.ndarray:
         """The tokens of prompts by their indices, int `[...]`: int32 `[..., P]`, for `call_host`."""
@@ -116,10 +115,6 @@ class LanguageTask:
             text = self.model.tokenizer.decode(tokens[place])
             cut[place] = not any(string in text for string in self.stop_strings)
         return cut
-
-    def encode(self, prompts: Prompts) -> np.ndarray:
-        """The tokens of prompts, int32 `[N, P]`, -1 on the left; ConfigError for too many."""
-        return self.model.encode(prompts, self.max_completion)
 
     def texts(self, prompt: np.ndarray, tokens: np.ndarray) -> list[str]:
         """The texts of completions, int `[..., L]`, that continue the prompts of these indices, int `[...]`."""

@@ -73,10 +73,10 @@ def load_params(folder: str | Path, *, base: str | Path | None = None) -> PyTree
     folder, adapter = find_model(folder, base)
     if is_scorer(published := read_config(folder)):
         raise ConfigError(f"{folder} is a scorer ({published['architectures']}), not a language model; use load_scorer")
-    architecture, tensor = load_architecture(folder), _reader(folder)
-    return read_params(
-        folder, architecture, tensor if adapter is None else _with_adapter(adapter, architecture, tensor)
-    )
+    architecture, tensor = load_architecture(folder), functools.partial(_tensor, folder, _files(folder))
+    if adapter is not None:
+        tensor = _with_adapter(adapter, architecture, tensor)
+    return read_params(folder, architecture, tensor)
 
 
 def is_scorer(published: Mapping[str, Any]) -> bool:
@@ -87,7 +87,7 @@ def is_scorer(published: Mapping[str, Any]) -> bool:
 def load_scorer_params(folder: str | Path) -> tuple[PyTree, jax.Array]:
     """The weights of a scorer: of its transformer, which has no logits, and of its head, `[num_labels, width]`."""
     architecture, source = dataclasses.replace(load_architecture(folder), tie_embeddings=True), as_path(folder)
-    tensor = _reader(source)
+    tensor = functools.partial(_tensor, source, _files(source))
     head = _finite(tensor("score.weight"), "score.weight", source)
     if head.ndim != 2 or head.shape[1] != architecture.width:
         raise ConfigError(f"{source}: score.weight is {head.shape} instead of (num_labels, {architecture.width})")
@@ -143,6 +143,24 @@ def published_weights(architecture: Transformer, params: PyTree, dtype: str = "f
     return tensors
 
 
+def adapter_weights(architecture: Transformer, params: PyTree, dtype: str) -> dict[str, jax.Array]:
+    """The tensors of adapters by their names in PEFT. Layers that ours joins, such as q, k and v, share its lora_a."""
+    arrays, tensors = by_path(actor_params(params)), {}
+    for path, names in published_names(architecture).items():
+        layer = path.rpartition("/")[0]
+        if not path.endswith("/kernel") or f"{layer}/lora_a" not in arrays:
+            continue
+        lora_a, lora_b = (jnp.asarray(arrays[f"{layer}/{name}"], dtype) for name in ("lora_a", "lora_b"))
+        for name, part in zip(names, split_outputs(architecture, path, lora_b), strict=True):
+            tensors |= zip(_factor_names(name), (lora_a.T, part.T), strict=True)
+    return tensors
+
+
+def _factor_names(name: str) -> list[str]:
+    """The names in PEFT of lora_A `[r, inputs]` and lora_B `[outputs, r]` of the published tensor of this name."""
+    return [f"base_model.model.{name.removesuffix('.weight')}.lora_{factor}.weight" for factor in "AB"]
+
+
 def actor_params(params: PyTree) -> PyTree:
     """The parameters of the network that chooses tokens, among a policy's."""
     return next(network for name, network in params.items() if "actor" in name)
@@ -156,12 +174,7 @@ def split_outputs(architecture: Transformer, path: str, array: jax.Array) -> lis
     return jnp.split(array, 2, axis=-1) if "/gate_up/" in path else [array]
 
 
-def _reader(folder: Path) -> Callable[[str], jax.Array]:
-    """The function `(name) -> float32 tensor` of a checkpoint."""
-    return functools.partial(_tensor, folder, _files(folder, WEIGHTS))
-
-
-def _files(folder: Path, weights: str) -> dict[str, Any]:
+def _files(folder: Path, weights: str = WEIGHTS) -> dict[str, Any]:
     """The open file of each tensor of a checkpoint in one or several files, by its name."""
     index, names = f"{weights}.index.json", [weights]
     if file_in(folder, index).exists():
@@ -185,11 +198,6 @@ def _tensor(folder: Path, files: Mapping[str, Any], name: str) -> jax.Array:
     return jnp.asarray(found, jnp.float32)
 
 
-def adapter_module(name: str) -> str:
-    """The name in PEFT of the layer with the published tensor of this name."""
-    return f"base_model.model.{name.removesuffix('.weight')}"
-
-
 def _with_adapter(folder: Path, architecture: Transformer, tensor: Callable[[str], Any]) -> Callable[[str], jax.Array]:
     """The function `(name) -> tensor` of a model with an adapter in the format of PEFT: W + lora_alpha / r · B A."""
     path, files = folder / ADAPTER, _files(folder, ADAPTER_WEIGHTS)
@@ -199,20 +207,16 @@ def _with_adapter(folder: Path, architecture: Transformer, tensor: Callable[[str
             raise ConfigError(f"{path}: {field}={fields[field]!r} is not supported, only {value!r}")
     rank = as_count(f"{path}: r", fields.get("r"))
     scale = dataclasses.replace(architecture, lora_rank=rank, lora_alpha=fields.get("lora_alpha")).adapter.scale
-    names = [name for group in published_names(architecture).values() for name in group]
-    pairs = {name: [f"{adapter_module(name)}.lora_{factor}.weight" for factor in "BA"] for name in names}
+    pairs = {name: _factor_names(name) for names in published_names(architecture).values() for name in names}
     if other := sorted(files.keys() - {part for pair in pairs.values() for part in pair}):
         raise ConfigError(f"{folder} has {other[0]!r}, which is no LoRA of a layer of the model; merge it by peft")
 
     def merged(name):
-        weight = tensor(name)
         if files.keys().isdisjoint(pairs[name]):
-            return weight
-        b, a = (_tensor(folder, files, part) for part in pairs[name])
-        if (*b.shape[:1], *a.shape[1:], b.shape[1:]) != (*weight.shape, a.shape[:1]):
-            sizes = f"{b.shape} and {a.shape} for {weight.shape}"
-            raise ConfigError(f"{folder}: {pairs[name][0]} is of another model: its factors have the sizes {sizes}")
-        return weight + scale * jnp.matmul(b, a, precision="highest")
+            return tensor(name)
+        a, b = (_tensor(folder, files, part) for part in pairs[name])
+        with as_config_error(f"{folder}: {pairs[name][0]} is of another model: %s"):
+            return jax.lax.add(tensor(name), scale * jnp.matmul(b, a, precision="highest"))
 
     return merged
 

@@ -11,7 +11,7 @@ import pytest
 from language_models import CHAT, lengths, make_model, make_params, make_task, make_tokenizer, numpy_forward
 from small import begin
 
-from grpo_jax import Config, Hyperparams, make_mesh, make_train_step, run
+from grpo_jax import Config, Hyperparams, Sampling, generate, make_mesh, make_train_step, run
 from grpo_jax.environments.tokens import Completion
 from grpo_jax.errors import ConfigError
 from grpo_jax.host_calls import host_errors
@@ -22,7 +22,6 @@ from grpo_jax.language import (
     as_prompts,
     language_environment,
     load_model,
-    sample_completions,
     save_model,
 )
 from grpo_jax.language.tokenizer import _token_bytes, stop_moves
@@ -197,11 +196,12 @@ def test_other_prompts_need_no_other_program(model):
     configs = [Config(environment=language_environment(task), **sizes) for task in tasks]
     state, programs = begin(configs[0]), []
     for config, task in zip(configs, tasks, strict=True):
-        complete = jax.jit(functools.partial(sample_completions, config, task, greedy=True))
-        programs.append((jax.jit(make_train_step(config)).lower(state), complete.lower(state, task.tokens, key)))
+        complete = jax.jit(functools.partial(generate, config.policy, sampling=Sampling(temperature=0)))
+        lowered = complete.lower(state.params, task.tokens, key)
+        programs.append((jax.jit(make_train_step(config)).lower(state), lowered))
     assert len({tuple(program.as_text() for program in each) for each in programs}) == 1
     play = programs[0][1].compile()
-    completions, others = (np.asarray(play(state, task.tokens, key)) for task in tasks)
+    completions, others = (np.asarray(play(state.params, task.tokens, key).tokens) for task in tasks)
     assert (completions == others[::-1]).all() and len(np.unique(completions, axis=0)) > 1
 
 
@@ -219,7 +219,7 @@ def test_a_model_completes_texts(model):
     assert first == again != other and [len(texts) for texts in first] == [32, 32]
     texts = sum(first + other, [])
     assert any(text[-1:] in ("e", "7") for text in texts) and not any({"e", "7"} & {*text[:-1]} for text in texts)
-    with pytest.raises(ConfigError, match="num_samples=2 greedy completions would be equal; give a key"):
+    with pytest.raises(ConfigError, match="samples need a key"):
         model.complete(prompts, num_samples=2)
 
 

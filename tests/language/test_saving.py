@@ -104,7 +104,7 @@ def test_what_cannot_be_saved_is_refused(model, trained, tmp_path):
         "the params: model.embed_tokens.weight of another size": params | {"embedding": np.zeros((258, 8))},
         "the params have an axis of rows; choose one": jax.tree.map(lambda leaf: leaf[None], params),
     }
-    differs, tokenizer = "another architecture or context than its config.json; use save_tr", model.tokenizer.backend
+    differs, tokenizer = "another architecture or context, or an adapter; use save_tr", model.tokenizer.backend
     calls = [
         ("no published model type has .*'attention_bias': True", save_trained, biased, params),
         *((differs, save_adapter, each, trained[1]["actor"]) for each in (lora._replace(context=32), other)),
@@ -186,7 +186,7 @@ def test_an_adapter_is_its_model_with_other_weights(tmp_path):
     assert (found.folder, found.adapter) == (tmp_path / "base", tmp_path / "run" / "adapter")
     assert found.architecture == model.architecture.without_lora
     assert found.complete(["12"], max_completion=4) != load_model(tmp_path / "base").complete(["12"], max_completion=4)
-    with pytest.raises(ConfigError, match="began with the adapter .*adapter, .* use save_trained"):
+    with pytest.raises(ConfigError, match="began with .* an adapter; use save_trained"):
         save_adapter(tmp_path / "second", found._replace(architecture=model.architecture), params)
     (tmp_path / "base").rename(tmp_path / "moved")
     with pytest.raises(ConfigError, match="adapter of the model .*base, which is not here.*base_model_name_or_path in"):
@@ -198,7 +198,7 @@ WRONG_ADAPTERS = {
     "r=0 is not a positive integer": {"r": 0},
     "lora_alpha=None must be a positive number": {"lora_alpha": None},
     "use_rslora=True is not supported, only False": {"use_rslora": True},
-    "is of another model: its factors have the sizes": {"model.layers.0.self_attn.o_proj.lora_A": np.ones((3, 5))},
+    "o_proj.lora_A.weight is of another model: ": {"model.layers.0.self_attn.o_proj.lora_A": np.ones((3, 5))},
     "which is no LoRA of a layer of the model": {"model.layers.1.self_attn.o_proj.lora_A": np.ones((3, 16))},
     "has weights that are not finite": {"model.layers.0.self_attn.o_proj.lora_A": np.full((3, 16), np.nan)},
 }

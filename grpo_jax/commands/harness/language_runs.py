@@ -18,8 +18,9 @@ from rich.table import Table
 from grpo_jax import TrainState
 from grpo_jax.commands.harness.figures import write_markdown
 from grpo_jax.commands.harness.held_out_points import advise, before_and_after, diagnose, draw_points, read_points
-from grpo_jax.config import kept_with
-from grpo_jax.language import LanguageTask, sample_completions
+from grpo_jax.config import behaviour_policy, kept_with
+from grpo_jax.evaluation.generation import Sampling, generate
+from grpo_jax.language import LanguageTask
 from grpo_jax.language.rewards import text_of
 from grpo_jax.recording import RunSpec, pass_at_k
 from grpo_jax.recording.files import fits, json_lines, write_json, write_text
@@ -108,12 +109,14 @@ class HeldOutCurves:
 
     def _complete(self, states: TrainState) -> np.ndarray:
         """Completions of the prompts `[R, N, K + 1, L]`, the last of which are greedy."""
-        config, num_samples = self.plan.config, self.arguments.num_samples
-        sample = functools.partial(sample_completions, config, self.task)
+        config, task, num_samples = self.plan.config, self.task, self.arguments.num_samples
+        ends = {"end_token": task.model.tokenizer.end_tokens, "stops": task.stops}
 
         def complete(state, prompts, key):
-            samples = sample(state, prompts, key, num_samples=num_samples)
-            return jnp.concatenate([samples, sample(state, prompts, key, greedy=True)], axis=1)
+            policy = behaviour_policy(config, state.normalizer, state.hyperparams)
+            sample = functools.partial(generate, policy, state.params, prompts, key, plan=config.plan)
+            kinds = Sampling(num_samples, **ends), Sampling(temperature=0, **ends)
+            return jnp.concatenate([sample(kind).tokens for kind in kinds], axis=1)
 
         # Kept with the config for the other runs of a sweep.
         make = functools.partial(jax.jit, jax.vmap(complete, in_axes=(0, None, None)))
