@@ -8,19 +8,19 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 import tyro
 from numpy.typing import ArrayLike
-from rich.table import Table
 
 from grpo_jax.commands.harness.command import command, make_console, new_folder
-from grpo_jax.commands.harness.figures import with_interval
+from grpo_jax.commands.harness.figures import Cell, Form, print_table
 from grpo_jax.commands.harness.limits import OutFolder
 from grpo_jax.commands.harness.parsing import invocation, parse_flags
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording import learning_curve
-from grpo_jax.recording.figures import MEANS_OVER_EPISODES, RETURN, draw_curve, last_known, legend_below, panels
+from grpo_jax.recording.figures import MEANS_OVER_EPISODES, RETURN, draw_curves, last_known
 from grpo_jax.recording.files import check_fields, read_as
 from grpo_jax.recording.metrics_file import METRICS_FILE, VALUES, as_setting, read_metrics, read_settings
 from grpo_jax.recording.run_folder import SUMMARY_FILE
-from grpo_jax.recording.statistics import NUM_RESAMPLES, describe_seeds, percentiles
+from grpo_jax.recording.statistics import NUM_RESAMPLES, Curve, describe_seeds, estimate, percentiles
+from grpo_jax.runs.result import last_episodes
 from grpo_jax.runs.run_spec import Setting
 
 PICTURE = "comparison.png"
@@ -35,7 +35,9 @@ class Arguments:
     metric: str = RETURN
     """What the curves show, by its name in metrics.jsonl."""
     out: OutFolder | None = None
-    """Folder for the picture, comparison.png; a new one under runs/ if left out."""
+    """The picture, such as curves.pdf, or a folder for comparison.png; a new one under runs/ if left out."""
+    format: Form = "table"
+    """What the table is printed as."""
 
 
 class SavedRun(NamedTuple):
@@ -56,7 +58,8 @@ def read_runs(folder: Path, metric: str = RETURN) -> list[SavedRun]:
     """
     path = folder / METRICS_FILE
     if not path.exists():
-        raise ConfigError(f"{folder} is not the folder of a run: it has no {METRICS_FILE}")
+        what = f"{folder} is not the folder of a run: it has no {METRICS_FILE}"
+        raise ConfigError(what if folder.exists() else f"there is no folder {folder}")
     chunks = read_metrics(folder)
     if not chunks:
         raise ConfigError(f"{path} has no iteration in it yet, or is of an older version")
@@ -101,40 +104,33 @@ def read_all(folders: tuple[Path, ...], metric: str) -> list[SavedRun]:
 
 
 def final_returns(runs: list[SavedRun]) -> list[np.ndarray]:
-    """The final returns of each run, `[num_seeds]`; the last training values unless all have some."""
+    """The final returns of each run, `[num_seeds]`; unless all have some, of the last training episodes."""
     if all(run.final_returns is not None for run in runs):
         return [run.final_returns for run in runs]
-    return [last_known(run.values) for run in runs]
+    return [last_known(run.values) if run.counts is None else last_episodes(run.values, run.counts)[0] for run in runs]
 
 
 def plot(runs: list[SavedRun], metric: str, path: Path) -> None:
     """A panel for each environment, with the learning curves."""
-    environments = list(dict.fromkeys(run.environment for run in runs))
-    labels = list(dict.fromkeys(run.label for run in runs))
-    colors = {label: f"C{i % 10}" for i, label in enumerate(labels)}
-    fewest = min(run.values.shape[1] for run in runs)
-    size = (6.4, 4.2) if len(environments) < 4 else (4.8, 3.2)
-    with panels(path, len(environments), size=size, title=describe_seeds(fewest)) as (figure, axes):
-        for environment, axis in zip(environments, axes, strict=True):
-            for run in (run for run in runs if run.environment == environment and not np.isnan(run.values).all()):
-                draw_curve(axis, learning_curve(run.steps, run.values, run.counts), colors[run.label], run.label)
-            axis.set(title=environment, xlabel="environment steps (each seed)", ylabel=metric)
-        legend_below(figure, axes)
+    curves: dict[str, dict[str, Curve]] = {run.environment: {} for run in runs}
+    for run in runs:
+        if not np.isnan(run.values).all():
+            curves[run.environment][run.label] = learning_curve(run.steps, run.values, run.counts)
+    what = {} if metric == RETURN else {"what": metric}
+    draw_curves(curves, path, "environment steps", min(run.values.shape[1] for run in runs), **what)
 
 
-def table(runs: list[SavedRun]) -> Table:
-    rendered = Table("environment", "run", "return", "P(better than the first)", "seeds", "steps a seed")
+def table(runs: list[SavedRun]) -> list[list[Cell]]:
+    """The names of the columns, and a row for each run."""
+    rows: list[list[Cell]] = [["environment", "run", "return", "P(better than the first)", "seeds", "steps a seed"]]
     for environment in dict.fromkeys(run.environment for run in runs):
         here = [run for run in runs if run.environment == environment]
         finals = final_returns(here)
         for run, final in zip(here, finals, strict=True):
-            chance, below, above = probability_of_improvement(final, finals[0])
-            rendered.add_row(
-                *(environment, run.label, with_interval(final)),
-                "" if run is here[0] else f"{chance:.2f} [{below:.2f}, {above:.2f}]",
-                *(str(len(final)), f"{run.steps[-1].mean():,.0f}"),
-            )
-    return rendered
+            chance = () if run is here[0] else probability_of_improvement(final, finals[0])
+            chance = chance[:1] if len(final) == len(finals[0]) == 1 else chance
+            rows.append([environment, run.label, estimate(final), chance, len(final), run.steps[-1].mean()])
+    return rows
 
 
 def probability_of_improvement(x: ArrayLike, y: ArrayLike) -> tuple[float, float, float]:
@@ -165,14 +161,14 @@ def main(arguments: Arguments) -> None:
     if not arguments.runs:
         raise ConfigError(f"no folders given; write {invocation('plot')} runs/one runs/other")
     out = arguments.out or new_folder("plot")
-    if out.is_file() or out.suffix in (".png", ".pdf", ".svg"):
-        raise ConfigError(f"--out {out} is a file, but {PICTURE} needs a folder; use {out.with_suffix('')}")
+    path = out if out.suffix in (".png", ".pdf", ".svg") else out / PICTURE
     runs = read_all(arguments.runs, arguments.metric)
-    plot(runs, arguments.metric, out / PICTURE)
+    plot(runs, arguments.metric, path)
     console = make_console()
-    console.print(table(runs))
-    console.print(f"Returns: {describe_seeds(min(run.values.shape[1] for run in runs))}", soft_wrap=True)
-    console.print(f"Results in {out}: {PICTURE}", soft_wrap=True)
+    print_table(console, table(runs), arguments.format)
+    if arguments.format == "table":  # else what is printed may go into a file
+        console.print(f"Returns: {describe_seeds(min(run.values.shape[1] for run in runs))}", soft_wrap=True)
+        console.print(f"Curves in {path}", soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 
 import jax
 import numpy as np
-from rich.table import Table
 
 from grpo_jax.commands.harness.command import command
-from grpo_jax.commands.harness.figures import return_cells, return_columns
+from grpo_jax.commands.harness.figures import Cell, print_table, return_cells, return_columns
 from grpo_jax.commands.harness.flags import RunFlags, hyperparams_class, parse
 from grpo_jax.commands.harness.limits import Count
 from grpo_jax.commands.harness.parsing import invocation, parse_known_flags
@@ -21,8 +20,8 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.recording.figures import NUM_DRAWN
 from grpo_jax.recording.statistics import describe_seeds
 from grpo_jax.runs.run_spec import RunSpec, format_value
-from grpo_jax.sweeps import SweepResult
 from grpo_jax.sweeps.grid import as_numbers, make_grid
+from grpo_jax.sweeps.runs import Run
 from grpo_jax.sweeps.sweep import train_grid
 
 NUM_SHOWN = 20
@@ -49,7 +48,10 @@ def main(arguments: Arguments, flags: Sequence[str]) -> None:
     options = study_options("sweep", arguments) | {"rows_at_once": arguments.rows_at_once}
     result = train_grid(plans, evaluation_keys=arguments.evaluation_keys, **options)
     console, out = options["console"], result.out
-    console.print(ranking(result))
+    title, settings = result.environment, result.ranking
+    if arguments.format == "table" and len(settings) > NUM_SHOWN:
+        title, settings = f"{title}, the best {NUM_SHOWN} of {len(settings)}", settings[:NUM_SHOWN]
+    print_table(console, ranking(settings), arguments.format, title=title)
     console.print(f"Final return: {describe_seeds(result.num_seeds)}.", soft_wrap=True)
     pictures = "sweep.png", f"learning_curves.png (best {NUM_DRAWN})"
     print_files(console, out, "summary.json", "metrics.jsonl", "best.json", *pictures)
@@ -108,13 +110,12 @@ def _number(word: str) -> float | str:
         return word
 
 
-def ranking(result: SweepResult) -> Table:
-    title, settings = result.environment, result.ranking
-    title += f", the best {NUM_SHOWN} of {len(settings)}" if len(settings) > NUM_SHOWN else ""
-    rendered = Table("", *settings[0].values, *return_columns(settings[0]), title=title)
-    for rank, setting in enumerate(settings[:NUM_SHOWN], start=1):
-        rendered.add_row(str(rank), *map(format_value, setting.values.values()), *return_cells(setting))
-    return rendered
+def ranking(settings: Sequence[Run]) -> list[list[Cell]]:
+    """The names of the columns, and a row for each setting."""
+    rows = [["rank", *settings[0].values, *return_columns(settings[0])]]
+    for rank, setting in enumerate(settings, start=1):
+        rows.append([str(rank), *map(format_value, setting.values.values()), *return_cells(setting)])
+    return rows
 
 
 if __name__ == "__main__":

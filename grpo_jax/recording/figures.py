@@ -138,10 +138,11 @@ def panels(
 
 
 def draw_curve(axis: Any, curve: Curve, color: str, label: str | None = None, *, with_band: bool = True) -> None:
-    """A learning curve, and the band of its interval, over steps."""
+    """A learning curve, and the band of its interval, over steps; dashed over an equal one, which it would hide."""
     from matplotlib.ticker import EngFormatter
 
-    axis.plot(curve.steps, curve.mean, color=color, label=label)
+    hides = any(np.array_equal(line.get_xydata(), np.stack(curve[:2], axis=1)) for line in axis.lines)
+    axis.plot(curve.steps, curve.mean, "--" if hides else "-", color=color, label=label)
     if with_band:
         axis.fill_between(curve.steps, curve.low, curve.high, color=color, alpha=0.2, linewidth=0)
     axis.xaxis.set_major_formatter(EngFormatter(sep=""))
@@ -171,12 +172,13 @@ def draw_curves(
 ) -> "Figure":
     """A panel for each environment, with its curves by label, and a line at the return that solves it."""
     labels = list(dict.fromkeys(label for by_label in curves.values() for label in by_label))
+    few, seeds = max(map(len, curves.values())) <= MOST_WITH_BANDS, describe_seeds(num_seeds)
+    title = note + (seeds if few else seeds.partition(",")[0])  # without bands, nothing of an interval
     size = (6.4, 4.2) if len(curves) < 4 else (4.8, 3.2)
-    with panels(path, len(curves), size=size, title=note + describe_seeds(num_seeds)) as (figure, axes):
+    with panels(path, len(curves), size=size, title=title) as (figure, axes):
         for (environment, by_label), axis in zip(curves.items(), axes, strict=True):
             for label, curve in by_label.items():
-                color, few = f"C{labels.index(label)}", len(by_label) <= MOST_WITH_BANDS
-                draw_curve(axis, curve, color, label, with_band=few)
+                draw_curve(axis, curve, f"C{labels.index(label)}", label, with_band=few)
             solved, (low, high) = SOLVED_AT.get(environment), axis.get_ylim()
             if solved is not None and what.startswith("return") and solved < high + 0.5 * (high - low):
                 axis.axhline(solved, color="0.6", linestyle="--", linewidth=0.8, zorder=0)

@@ -260,7 +260,7 @@ class Recorder:
         trackers = []
         if recording.tensorboard:
             steps, folder = None if self.start is None else self.start.steps, out / "tensorboard" / spec.setting.folder
-            trackers.append(lambda: TensorBoard(folder, spec.settings, steps))
+            trackers.append(lambda: TensorBoard(folder, spec, steps))
         if recording.wandb is not None:
             group = recording.wandb_group or (out.resolve().name if len(spec.settings.rows) > 1 else None)
             trackers.append(lambda: WeightsAndBiases(out, spec, mode=recording.wandb, group=group))

@@ -77,6 +77,17 @@ def bootstrap_interval(
     return float(low), float(high)
 
 
+def estimate(scores: ArrayLike) -> tuple[float, ...]:
+    """The interquartile mean of scores `[num_runs]` and the ends of its 95% interval; of one score only itself."""
+    return (float(iqm(scores)), *(bootstrap_interval(scores) if np.size(scores) > 1 else ()))
+
+
+def describe_estimate(numbers: tuple[float, ...], spec: str = ".4g") -> str:
+    """Such as "493.7 [489.1, 497]"; of one score "493.7"."""
+    mean, *ends = (f"{number:{spec}}" for number in numbers)
+    return f"{mean} [{', '.join(ends)}]" if ends else mean
+
+
 def describe_seeds(num_seeds: int) -> str:
     """What is shown of so many seeds, for the title of a picture: also that they are too few.
 

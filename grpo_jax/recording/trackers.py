@@ -2,8 +2,10 @@
 
 import contextlib
 import hashlib
+import json
 import logging
 import os
+import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,10 +14,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from grpo_jax.recording.run_folder import check_installed, describe_run
-from grpo_jax.runs.run_spec import RunSpec, Settings, folder_name
+from grpo_jax.runs.run_spec import RunSpec, Setting, folder_name
 
 QUARTILES = {"": 0.5, "_q25": 0.25, "_q75": 0.75}
-"""The quantile of each suffix of a metric's name."""
+"""The quantile of each suffix of a metric's name; those of metrics that are no returns are medians alone."""
+RETURN = "episode/return_mean"
+"""What TensorBoard shows beside hyperparameters."""
 
 _log = logging.getLogger(__name__)
 
@@ -57,22 +61,30 @@ class Guarded:
 class TensorBoard:
     """TensorBoard's event files; their steps are the median over seeds of the environment steps.
 
-    Each setting has its own folder, so that TensorBoard shows them side by side.
+    Each setting has its own folder, so that TensorBoard shows them side by side, with the config and hyperparameters.
 
     Args:
       directory: for the event files of this run alone.
-      settings: of the rows.
+      spec: the run.
       steps: `[R]`, of an earlier process, which this one continues; its later events are hidden.
     """
 
-    def __init__(self, directory: Path, settings: Settings, steps: np.ndarray | None = None):
+    def __init__(self, directory: Path, spec: RunSpec, steps: np.ndarray | None = None):
         from tensorboardX import SummaryWriter
+        from tensorboardX.summary import hparams
 
-        def writer(setting, rows):
+        self._writers = []
+        for setting, rows in spec.settings.rows.items():
             first_step = 0 if steps is None else int(np.median(steps[rows])) + 1
-            return SummaryWriter(str(directory / folder_name(str(setting))), purge_step=first_step)
-
-        self._writers = [(rows, writer(setting, rows)) for setting, rows in settings.rows.items()]
+            writer = SummaryWriter(str(directory / folder_name(str(setting))), purge_step=first_step)
+            described = described_setting(spec, setting)
+            text = json.dumps({name: described[name] for name in ("config", "hyperparams", "env_params")}, indent=2)
+            writer.add_text("config", textwrap.indent(text, 4 * " "))  # of markdown: as it is
+            values = described["config"] | described["hyperparams"]
+            shown = {name: each if type(each) in (int, float) else str(each) for name, each in values.items()}
+            for summary in hparams(shown, {RETURN: 0.0}):
+                writer.file_writer.add_summary(summary)
+            self._writers.append((rows, writer))
 
     def record(self, iteration: int, steps: np.ndarray, metrics: Mapping[str, np.ndarray]) -> None:
         """One event an iteration, with all scalars: writing them one by one takes longer than small iterations do."""
@@ -107,7 +119,7 @@ class WeightsAndBiases:
         check_installed("wandb")
         import wandb
 
-        settings, described, directory = spec.settings, describe_run(spec), directory.resolve()
+        settings, directory = spec.settings, directory.resolve()
         self._runs = []
         for setting, rows in settings.rows.items():
             title = f"{spec.setting.title} {setting}".strip()
@@ -120,8 +132,7 @@ class WeightsAndBiases:
             options |= {"group": group} if group else {}
             # One of several at a time is not `wandb.run`.
             options |= {"reinit": "create_new"} if len(settings.rows) > 1 else {}
-            config = described | {"hyperparams": described["hyperparams"] | dict(setting.values)}
-            run = wandb.init(**options, dir=directory, config=config)
+            run = wandb.init(**options, dir=directory, config=described_setting(spec, setting))
             run.define_metric("*", step_metric="environment_steps")
             self._runs.append((rows, run))
 
@@ -137,6 +148,12 @@ class WeightsAndBiases:
             run.finish()
 
 
+def described_setting(spec: RunSpec, setting: Setting) -> dict[str, Any]:
+    """Everything that the numbers of a setting depend on."""
+    described = describe_run(spec)
+    return described | {"hyperparams": described["hyperparams"] | dict(setting.values)}
+
+
 def log_table(name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, iteration: int) -> None:
     """Adds a table of named columns to the active run of Weights & Biases, beside the metrics of the last iteration."""
     import wandb
@@ -148,16 +165,17 @@ def log_table(name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], 
 def over_seeds(
     steps: np.ndarray, metrics: Mapping[str, np.ndarray], rows: Any = np.s_[:]
 ) -> list[tuple[int, dict[str, float]]]:
-    """The steps and the scalars of each iteration: a value itself with one seed, else median and quartiles; never NaN.
+    """The steps and the scalars of each iteration: a value itself with one seed, else the median; never NaN.
 
-    Of steps and metrics, each `[n, R]`, the rows are seeds of one setting; those without a finite value do not count.
+    Returns have quartiles too. Of steps and metrics, each `[n, R]`, the rows are seeds of one setting; those without a
+    finite value do not count.
     """
     columns = {}
     for name, values in metrics.items():
         values = np.where(np.isfinite(values), values, np.nan)[:, rows]
         with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # of an iteration without a value
             quantiles = np.nanquantile(values, [*QUARTILES.values()], axis=1)
-        suffixes = QUARTILES if values.shape[1] > 1 else [""]
+        suffixes = QUARTILES if values.shape[1] > 1 and "return_" in name else [""]
         columns |= {name + suffix: column for suffix, column in zip(suffixes, quantiles, strict=False)}
     return [
         (int(step), {name: float(column[i]) for name, column in columns.items() if not np.isnan(column[i])})

@@ -90,7 +90,8 @@ def last_episodes(returns: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, 
 
     `returns` are means over the episodes that ended in an iteration, `counts` their numbers; both `[n, R]`.
     """
-    returns, counts = np.nan_to_num(np.float64(returns)), np.nan_to_num(np.float64(counts))
+    counts = np.nan_to_num(np.float64(counts))
+    returns = np.where(counts > 0, np.float64(returns), 0.0)
     ended_later = np.cumsum(counts[::-1], axis=0)[::-1] - counts
     counts = np.where(ended_later < NUM_EPISODES, counts, 0.0)
     with np.errstate(invalid="ignore"):  # 0 / 0 is NaN
@@ -125,18 +126,23 @@ def stacked(parts: Iterable[Chunk | RunResult]) -> dict[str, np.ndarray]:
     return curves
 
 
+def import_pandas() -> Any:
+    """The package; raises ConfigError if it is not installed."""
+    try:
+        import pandas
+    except ImportError as error:
+        raise ConfigError(
+            "a table needs pandas, which is not installed: pip install pandas; or use curves(), which are arrays"
+        ) from error
+    return pandas
+
+
 def as_dataframe(parts: Mapping[Setting, Chunk | RunResult]) -> "pandas.DataFrame":
     """A line for each iteration of each seed: its setting's values, `seed`, `iteration`, `environment_steps`, metrics.
 
     Raises ConfigError if pandas is not installed.
     """
-    try:
-        import pandas
-    except ImportError as error:
-        raise ConfigError(
-            "to_dataframe() needs pandas, which is not installed: pip install pandas; or use curves(), which are arrays"
-        ) from error
-    frames = []
+    pandas, frames = import_pandas(), []
     for setting, part in parts.items():
         iteration, seed = np.indices(part.steps.shape)
         columns: dict[str, Any] = {"seed": seed, "iteration": iteration, STEPS: part.steps, **part.metrics}

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 from grpo_jax.config import Config
-from grpo_jax.errors import OTHER_WORDS, ConfigError, nearest
-from grpo_jax.hyperparams import Hyperparams, completed
+from grpo_jax.errors import OTHER_WORDS, ConfigError, KnownFields, nearest
+from grpo_jax.hyperparams import Hyperparams, advice_on, completed
 from grpo_jax.objectives.slots import function_name
 from grpo_jax.runs.run_spec import CONFIG, RunSpec, Value, as_value, format_value
 
@@ -91,10 +91,13 @@ def make_bases(
             known = {*Config.__dataclass_fields__, *hyperparams.__dataclass_fields__}
             if name in OTHER_WORDS:
                 raise ConfigError(f"{name} is {OTHER_WORDS[name]} here")
-            raise ConfigError(
-                f"{name!r} is no field of Config or {type(hyperparams).__name__}, and fields of networks are swept by "
-                f'several networks, {{"network": [MLP((64,)), MLP((128,))]}}: {nearest(name, known)}'
-            )
+            advice = nearest(name, known)
+            if owner := KnownFields.owner(name):
+                own = issubclass(owner, Hyperparams)
+                advice = (
+                    advice_on(name, hyperparams) if own else f'"network": [MLP({name}=...), MLP({name}=...)] sweeps it'
+                )
+            raise ConfigError(f"{name!r} is no field of Config or {type(hyperparams).__name__}: {advice}")
     hyperparams = hyperparams.replace(**{name: each[0] for name, each in traced.items() if len(each) == 1})
     bases = []
     for name, config in named.items():

@@ -16,8 +16,8 @@ from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.slots import function_name
 from grpo_jax.recording import TrainedPolicy, bootstrap_interval, iqm, load
 from grpo_jax.recording.config_file import config_fields
-from grpo_jax.recording.statistics import describe_seeds
-from grpo_jax.runs.result import RunResult, as_dataframe, columns_of, stacked
+from grpo_jax.recording.statistics import describe_estimate, describe_seeds, estimate
+from grpo_jax.runs.result import RunResult, as_dataframe, columns_of, import_pandas, stacked
 from grpo_jax.runs.run_spec import Setting, Value
 from grpo_jax.types import TrainState
 
@@ -42,6 +42,11 @@ class Run(NamedTuple):
     wall_seconds: float  # of this process; `train_seconds` of the result also has those before a run was resumed
     core_seconds: float  # likewise, summed over cores: not affected by other processes that slow this one down
     warnings: Sequence[str] = ()
+
+    def __repr__(self) -> str:
+        """What it is, and its final return."""
+        score = describe_estimate(estimate(self.final_returns))
+        return f"{self.setting.title}: final return {score}, {describe_seeds(len(self.final_returns))}"
 
     def of_rows(self, rows: np.ndarray, setting: Setting, hyperparams: Hyperparams) -> "Run":
         """The run of some of the rows; it keeps the time of all of them together, and no states."""
@@ -138,6 +143,19 @@ class SweepResult:
         """
         return as_dataframe(self.by_setting)
 
+    def ranking_dataframe(self) -> "pandas.DataFrame":
+        """A table of pandas, with a line for each setting, the best first: for `to_latex`, `to_markdown`, `to_csv`.
+
+        Its columns are the axes, `final_return`, `low` and `high`, the 95% interval over seeds, and `worst_seed`.
+        """
+        names = "final_return", "low", "high"  # of one seed, the first alone
+        lines = [
+            {**each.values, **dict(zip(names, estimate(each.final_returns), strict=False))}
+            | {"worst_seed": each.final_returns.min()}
+            for each in self.ranking
+        ]
+        return import_pandas().DataFrame(lines)
+
     def load(
         self,
         setting: Mapping[str, Value] | str | None = None,
@@ -167,8 +185,7 @@ class SweepResult:
         lines = [f"{self.environment}, final return: {describe_seeds(self.num_seeds)}"]
         width = max(len(setting.label) for setting in self.settings)
         for rank, setting in enumerate(self.ranking, start=1):
-            low, high = setting.interval
-            lines.append(f"{rank:>3}  {setting.label:<{width}}  {setting.mean:.4g} [{low:.4g}, {high:.4g}]")
+            lines.append(f"{rank:>3}  {setting.label:<{width}}  {describe_estimate(estimate(setting.final_returns))}")
         return "\n".join([*lines, f"in {self.out}"])
 
 

@@ -17,11 +17,9 @@ def write_run(folder, *, returns, finals=None, label="grpo", environment="Catch-
         for i, row in enumerate(returns):
             steps = [100 * (i + 1)] * len(row)
             run = {"values": {"name": label}, "environment": environment}
-            line = {"run": run, "iteration": i, "environment_steps": steps}
-            file.write(
-                json.dumps(line | {"episode/return_mean": row, "episode/count": [2.0] * len(row), "loss/policy": row})
-                + "\n"
-            )
+            line = {"run": run, "iteration": i, "environment_steps": steps, "loss/policy": row}
+            line |= {"episode/return_mean": row, "episode/count": [0.0 if each is None else 60.0 for each in row]}
+            file.write(json.dumps(line) + "\n")
     path = folder / "summary.json"
     runs = json.loads(path.read_text())["runs"] if path.exists() else []
     if finals is not None:
@@ -57,13 +55,13 @@ def test_a_path_with_brackets_is_printed_as_it_is(tmp_path, capsys, monkeypatch)
         write_run(Path(folder), returns=[[0.0], [0.5], [0.6]])
     plot.main(plot.Arguments(runs=(Path("[red]a/grpo"), Path("b/grpo")), out=Path("[bold]:smile:")))
     printed = capsys.readouterr().out
-    assert "Results in [bold]:smile:: comparison.png" in printed and "[red]a/grpo" in printed and "b/grpo" in printed
+    assert "Curves in [bold]:smile:/comparison.png" in printed and "[red]a/grpo" in printed and "b/grpo" in printed
 
 
 def test_evaluations_are_compared_only_with_evaluations(folders):
     runs = plot.read_all(folders, "episode/return_mean")
     assert [*map(id, plot.final_returns(runs[:2]))] == [id(run.final_returns) for run in runs[:2]]
-    np.testing.assert_array_equal(plot.final_returns(runs), np.float32([[0.6, 0.2], [0.9, 0.9], [0.9, 0.8]]))
+    np.testing.assert_allclose(plot.final_returns(runs), [[0.55, 0.15], [0.7, 0.7], [0.7, 0.65]], rtol=1e-6)
 
 
 def test_folders_of_one_name_get_different_labels(tmp_path):
@@ -80,14 +78,30 @@ def test_they_are_drawn_and_tabled(folders, tmp_path, capsys):
     plot.main(plot.Arguments(runs=folders, out=tmp_path / "new"))
     assert (tmp_path / "new" / "comparison.png").read_bytes().startswith(b"\x89PNG")
     printed = capsys.readouterr().out
-    assert "1.00 [1.00, 1.00]" in printed and "Acrobot-v1" in printed and "comparison.png" in printed
+    assert "1 [1, 1]" in printed and "Acrobot-v1" in printed and "comparison.png" in printed
+
+
+TABLES = {
+    "markdown": "| Catch-bsuite | two: ppo | 0.7 [0.7, 0.7] | 1 [1, 1] | 2 | 300 |\n",
+    "latex": "two: rloo on a, b & 0.675 [0.65, 0.7] & 1 [1, 1] & 2 & 300 \\\\\n\\bottomrule\n\\end{tabular}",
+    "csv": "environment,run,return,return low,return high,P(better than the first),",
+}
+
+
+@pytest.mark.parametrize("form, part", TABLES.items(), ids=TABLES)
+def test_the_table_alone_is_printed_in_other_formats(form, part, folders, tmp_path, capsys):
+    plot.main(plot.Arguments(runs=folders, out=tmp_path / "curves.pdf", format=form))
+    printed = capsys.readouterr().out
+    assert part in printed and "Curves in" not in printed
+    assert (tmp_path / "curves.pdf").read_bytes().startswith(b"%PDF")
+    plot.main(plot.Arguments(runs=folders[:1], out=tmp_path / "curves.pdf", format=form))
 
 
 def test_folders_without_a_run_are_reported(tmp_path, folders):
     with pytest.raises(ValueError, match="no folders given"):
         plot.main(plot.Arguments(runs=()))
-    with pytest.raises(ValueError, match=r"out.png is a file, but comparison.png needs a folder; use .*out$"):
-        plot.main(plot.Arguments(runs=folders, out=tmp_path / "out.png"))
+    with pytest.raises(ValueError, match="there is no folder"):
+        plot.read_runs(tmp_path / "nothing")
     with pytest.raises(ValueError, match="not the folder of a run: it has no metrics.jsonl"):
         plot.read_runs(tmp_path)
     with pytest.raises(ValueError, match="no metric 'return'; known: episode/count, episode/return_mean, loss/policy"):

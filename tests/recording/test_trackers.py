@@ -17,13 +17,13 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.policies import MLP
 from grpo_jax.recording.run_folder import Recording
 from grpo_jax.recording.trackers import Guarded, TensorBoard, WeightsAndBiases, log_table, over_seeds
-from grpo_jax.runs.run_spec import RunSpec, Setting, settings_of
+from grpo_jax.runs.run_spec import RunSpec, Setting
 
 CONFIG = Config(Probe(), "ppo", num_envs=4, num_steps=8, num_epochs=1, num_minibatches=1, network=MLP((4,)))
 KEYS = jax.random.split(jax.random.key(0), 4)
 # Two settings of two seeds each.
 SPEC = RunSpec("ppo", CONFIG, Hyperparams(learning_rate=jnp.array([1e-3, 1e-2, 1e-3, 1e-2])), KEYS)
-VALUES = {"loss/policy": np.array([[40.0, 1.0, 50.0, 60.0]])}
+VALUES = {"episode/return_mean": np.array([[40.0, 1.0, 50.0, 60.0]])}
 
 
 @pytest.fixture
@@ -65,30 +65,36 @@ def test_many_seeds_become_quartiles_and_one_stays_itself():
     values = np.random.default_rng(0).normal(size=(4, 9))
     values[1, :4] = np.nan
     values[2] = np.nan
-    rows = over_seeds(np.full((4, 9), 7), {"loss/policy": values})
+    rows = over_seeds(np.full((4, 9), 7), {"episode/return_max": values})
     for (step, row), known in zip(rows, [values[0], values[1, 4:], [], values[3]], strict=True):
         expected = np.quantile(known, [0.5, 0.25, 0.75]) if len(known) else []
-        assert step == 7 and [*row] == [*("loss/policy", "loss/policy_q25", "loss/policy_q75")][: len(expected)]
+        assert (
+            step == 7
+            and [*row] == [*("episode/return_max", "episode/return_max_q25", "episode/return_max_q75")][: len(expected)]
+        )
         np.testing.assert_allclose([*row.values()], expected)
+    assert over_seeds(np.array([[1, 1]]), {"a": np.array([[1.0, 2.0]])}) == [(1, {"a": 1.5})]
     assert over_seeds(np.array([[1], [2]]), {"a": np.array([[1.5], [np.inf]])}) == [(1, {"a": 1.5}), (2, {})]
 
 
 def test_tensorboard_gets_every_iteration_and_forgets_what_is_made_again(tmp_path):
-    tracker = TensorBoard(tmp_path, settings_of({}, 3))
+    spec = SPEC._replace(hyperparams=Hyperparams(), keys=KEYS[:3])
+    tracker = TensorBoard(tmp_path, spec)
     tracker.record(0, np.array([[10, 20, 30], [20, 40, 60]]), {"policy/entropy": np.array([[1.0, 2.0, 9.0]] * 2)})
     tracker.close()
-    expected = {"policy/entropy": 2.0, "policy/entropy_q25": 1.5, "policy/entropy_q75": 5.5}
-    assert scalars(tmp_path) == [(20, expected), (40, expected)]
-    TensorBoard(tmp_path, settings_of({}, 3), steps=np.array([10, 20, 90])).close()
+    shown = scalars(tmp_path)
+    assert shown[-2:] == [(20, {"policy/entropy": 2.0}), (40, {"policy/entropy": 2.0})]
+    assert "config/text_summary" in shown[0][1] and "_hparams_/experiment" in shown[1][1]
+    TensorBoard(tmp_path, spec, steps=np.array([10, 20, 90])).close()
     assert [event.step for event in events(tmp_path) if event.HasField("session_log")][-1] in (0, 21)
 
 
 def test_tensorboard_has_a_folder_for_each_setting(tmp_path):
-    tracker = TensorBoard(tmp_path, SPEC.settings)
+    tracker = TensorBoard(tmp_path, SPEC)
     tracker.record(0, np.full((1, 4), 32), VALUES)
     tracker.close()
-    (good,), (bad,) = (scalars(tmp_path / f"learning_rate_{rate}") for rate in ("0.001", "0.01"))
-    assert good[1]["loss/policy"] == 45 and bad[1]["loss/policy_q75"] == 45.25
+    good, bad = (scalars(tmp_path / f"learning_rate_{rate}")[-1][1] for rate in ("0.001", "0.01"))
+    assert good["episode/return_mean"] == 45 and bad["episode/return_mean_q75"] == 45.25
 
 
 def test_weights_and_biases_goes_on_with_its_run(tmp_path, wandb, monkeypatch):
@@ -113,7 +119,7 @@ def test_each_setting_is_a_run_of_weights_and_biases(tmp_path, wandb):
     assert good["id"] != bad["id"] and good["group"] == bad["group"] == "sweep" and bad["reinit"] == "create_new"
     assert [run["config"]["hyperparams"]["learning_rate"] for run in (good, bad)] == [0.001, 0.01]
     (step, first), (_, second) = wandb[4:]
-    assert step == 3 and first["loss/policy"] == 45 and second["loss/policy_q75"] == 45.25
+    assert step == 3 and first["episode/return_mean"] == 45 and second["episode/return_mean_q75"] == 45.25
     wandb.clear()
     named = SPEC._replace(rows=[Setting({"name": each}) for each in "abab"])
     WeightsAndBiases(tmp_path, named, mode="offline", group="sweep")

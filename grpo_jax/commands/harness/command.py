@@ -99,7 +99,7 @@ def new_folder(name: str) -> Path:
     return Path("runs") / f"{name}_{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}"
 
 
-def make_console(*, width: int = 120, quiet: bool = False) -> Console:
+def make_console(*, width: int = 1000, quiet: bool = False) -> Console:
     """A console that prints brackets and colons as they are; `width` is that of files and pipes.
 
     Print lines that contain a path with `soft_wrap`, so that the path can be copied.

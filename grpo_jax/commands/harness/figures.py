@@ -1,16 +1,25 @@
 """Tables of runs."""
 
-from collections.abc import Mapping, Sequence
+import csv
+import io
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
+import rich.box
 from numpy.typing import ArrayLike
+from rich.console import Console
 from rich.table import Column, Table
 
-from grpo_jax.recording import bootstrap_interval, iqm
 from grpo_jax.recording.figures import SOLVED_AT
-from grpo_jax.recording.statistics import checked
+from grpo_jax.recording.statistics import checked, describe_estimate, estimate
 from grpo_jax.sweeps.runs import Run
+
+Cell = str | float | tuple[float, ...]
+"""A text, a count, or a mean and, of several seeds, the ends of its interval."""
+Form = Literal["table", "markdown", "latex", "csv"]
+"""What a table is printed as."""
 
 
 def solved_after(run: Run) -> float:
@@ -52,32 +61,71 @@ def return_columns(run: Run) -> list[str]:
     return [f"final {score}", "worst seed", *solved, f"{steps} a seed"]
 
 
-def return_cells(run: Run) -> list[str]:
+def return_cells(run: Run) -> list[Cell]:
     """The final return with its interval, the worst seed's, the steps until it was solved, and the steps taken."""
-    cells = [with_interval(run.final_returns), f"{run.final_returns.min():.4g}"]
+    cells = [estimate(run.final_returns), (run.final_returns.min(),)]
     if run.environment in SOLVED_AT:
         solved = solved_after(run)
-        cells.append(f"{solved:,.0f}" if np.isfinite(solved) else "not reached")
-    return [*cells, f"{run.result.steps[-1].mean():,.0f}"]
+        cells.append(solved if np.isfinite(solved) else "not reached")
+    return [*cells, run.result.steps[-1].mean()]
 
 
 def with_interval(scores: np.ndarray, spec: str = ".4g") -> str:
-    """The interquartile mean of scores and its 95% interval."""
-    low, high = bootstrap_interval(scores)
-    return f"{iqm(scores):{spec}} [{low:{spec}}, {high:{spec}}]"
+    """The interquartile mean of scores and, of several, its 95% interval."""
+    return describe_estimate(estimate(scores), spec)
 
 
-def table(runs: list[Run], notes: Mapping[str, str]) -> Table:
-    """The runs on one environment side by side, with notes on some of them, by label, below."""
-    environment, (_, steps) = runs[0].environment, runs[0].config.env.words
-    columns = [Column("run", overflow="fold"), *return_columns(runs[0]), f"{steps}/s", "train", "compile", "wall"]
-    caption = "\n".join(f"{run.setting}: {notes[str(run.setting)]}" for run in runs if str(run.setting) in notes)
-    rendered = Table(*columns, title=environment, caption=caption or None)
+def table(runs: Sequence[Run]) -> list[list[Cell]]:
+    """The names of the columns, and a row for each run on one environment."""
+    _, steps = runs[0].config.env.words
+    rows = [["run", *return_columns(runs[0]), f"{steps}/s", "train", "compile", "wall"]]
     for run in runs:
         seconds = run.result.train_seconds, run.result.compile_seconds, run.wall_seconds
         times = [f"{value:.0f} s" for value in seconds]
-        rendered.add_row(str(run.setting), *return_cells(run), f"{run.steps_per_second:,.0f}", *times)
-    return rendered
+        rows.append([str(run.setting), *return_cells(run), run.steps_per_second, *times])
+    return rows
+
+
+def print_table(console: Console, rows: Sequence[Sequence[Cell]], form: Form = "table", **options: Any) -> None:
+    """Prints a table, whose first row has the names of its columns; `options` are rich's: title, caption."""
+    if form == "csv":
+        console.out(csv_table(rows), end="")
+    header, *texts = ([*map(as_text, row)] for row in rows)
+    if form == "table":
+        columns = (Column(name, overflow="fold") for name in header)  # a narrow terminal cuts no number
+        rendered = Table(*columns, box=rich.box.SIMPLE_HEAD, collapse_padding=True, **options)
+        for row in texts:
+            rendered.add_row(*row)
+        console.print(rendered)
+    elif form != "csv":
+        console.out({"markdown": markdown_table, "latex": latex_table}[form](header, texts), end="")
+
+
+def as_text(cell: Cell) -> str:
+    """Such as "77,478", or "493.7 [489.1, 497]"."""
+    if isinstance(cell, tuple):
+        return describe_estimate(cell) if cell else ""
+    return cell if isinstance(cell, str) else f"{cell:,.0f}"
+
+
+def csv_table(rows: Sequence[Sequence[Cell]]) -> str:
+    """The table with whole numbers; two columns with the ends of its intervals follow one that has any."""
+    columns: list[list[Any]] = []
+    for name, *cells in zip(*rows, strict=True):
+        parts = [cell if isinstance(cell, tuple) else (cell,) for cell in cells]
+        for i in range(max(map(len, parts))):
+            columns.append([f"{name}{('', ' low', ' high')[i]}", *(each[i] if i < len(each) else "" for each in parts)])
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows(zip(*columns, strict=True))
+    return file.getvalue()
+
+
+def latex_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The table as a tabular with the rules of LaTeX's package booktabs."""
+    special = str.maketrans({each: rf"\{each}" for each in "&%$#_{}"} | {"\\": r"\textbackslash{}"})
+    first, *lines = (" & ".join(cell.translate(special) for cell in cells) + r" \\" for cells in (header, *rows))
+    begin = rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}"
+    return "\n".join([begin, r"\toprule", first, r"\midrule", *lines, r"\bottomrule", r"\end{tabular}", ""])
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

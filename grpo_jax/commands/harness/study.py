@@ -13,13 +13,14 @@ from rich.console import Console
 
 from grpo_jax import Config, TrainState
 from grpo_jax.commands.harness.command import DeviceArguments, make_console, mesh_sizes, new_folder
-from grpo_jax.commands.harness.figures import table
+from grpo_jax.commands.harness.figures import Form, print_table, table
 from grpo_jax.commands.harness.limits import Seed, Seeds
 from grpo_jax.devices.mesh import make_mesh
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.figures import plot_settings
 from grpo_jax.recording.policy_saver import FOLDER as POLICIES
 from grpo_jax.recording.run_folder import Recording
+from grpo_jax.recording.statistics import describe_seeds
 from grpo_jax.runs.evaluations import Evaluate, no_progress, reached_return
 from grpo_jax.runs.processes import is_process_zero
 from grpo_jax.runs.programs import keep_programs
@@ -84,6 +85,8 @@ class StudyArguments:
     """Seed of all randomness."""
     out: Path | None = None
     """Folder for the results; a new one under runs/ if left out."""
+    format: Form = "table"
+    """What the table of results is printed as."""
     compilation_cache: bool = True
     """Keep compiled programs in ~/.cache/grpo_jax: from the second start on, seconds instead of tens of seconds."""
     recording: RecordingArguments = dataclasses.field(default_factory=RecordingArguments)
@@ -131,16 +134,16 @@ class CommandStudy(study.Study):
         return trained
 
     def finish(self, *, notes: Mapping[str, str] | None = None) -> None:
-        """Draws learning_curves.png and prints the tables.
-
-        `notes` on some runs, by their labels, are printed below the tables.
-        """
+        """Draws learning_curves.png and prints the tables; `notes` on some runs, by their labels, are below them."""
         env = self.runs[0].config.env
         blocks = {run.setting: run.result for run in self.runs}
         plot_settings(blocks, self.out / "learning_curves.png", over=env.step_word, score=env.words[0])
         for environment in dict.fromkeys(run.environment for run in self.runs):
-            self.console.print(table([run for run in self.runs if run.environment == environment], notes or {}))
-        seeds = f"IQM and 95% interval over {self._arguments.num_seeds} seeds, {self._score.caption}"
+            runs = [run for run in self.runs if run.environment == environment]
+            noted = [f"{run.setting}: {notes[str(run.setting)]}" for run in runs if str(run.setting) in (notes or {})]
+            caption = "\n".join(noted) or None
+            print_table(self.console, table(runs), self._arguments.format, title=environment, caption=caption)
+        seeds = f"{self._score.caption}; {describe_seeds(self._arguments.num_seeds)}"
         self.console.print(f"Final {env.words[0]}: {seeds}.", soft_wrap=True)
         print_files(self.console, self.out, "summary.json", "metrics.jsonl", "learning_curves.png")
 
