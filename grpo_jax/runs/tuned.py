@@ -79,21 +79,15 @@ def split_fields(environment: Any, fields: Mapping[str, Any]) -> tuple[dict[str,
     static = {name: value for name, value in fields.items() if name in Config.__dataclass_fields__}
     own = {name: value for name, value in fields.items() if name in NetworkFields.__dataclass_fields__}
     if own:
-        network = static.get("network", Config.network)
-        static["network"] = make_network(network, own, environment, static.get("env_params", {}))
+        network, shown = static.get("network", Config.network), (None, False)
+        if network == "auto":  # only then is the environment asked, which may take seconds to make
+            env = make_environment(environment, dict(static.get("env_params", ())))
+            shown = env.observation, env.prompt is not None
+        if not isinstance(network := resolve_network(network, *shown), MLP | Transformer):
+            name, value = next(iter(own.items()))
+            raise ConfigError(f"{name}={value!r} has no effect on a custom network; leave it out, and set it there")
+        static["network"] = dataclasses.replace(network, **own)
     return static, {name: value for name, value in fields.items() if name not in static.keys() | own.keys()}
-
-
-def make_network(network: Any, fields: Mapping[str, Any], environment: Any, env_params: Mapping[str, Any]) -> Any:
-    """The network that a name stands for in this environment, with these fields."""
-    shown = None, False
-    if network == "auto":  # only then is the environment asked, which may take seconds to make
-        env = make_environment(environment, dict(env_params))
-        shown = env.observation, env.prompt is not None
-    if not isinstance(made := resolve_network(network, *shown), MLP | Transformer):
-        name, value = next(iter(fields.items()))
-        raise ConfigError(f"{name}={value!r} has no effect on a custom network; leave it out, and set it there")
-    return dataclasses.replace(made, **fields)
 
 
 def without_unread(config: Config, hyperparams: Hyperparams, names: Iterable[str]) -> Hyperparams:

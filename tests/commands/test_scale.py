@@ -10,7 +10,6 @@ from grpo_jax.commands import train
 from grpo_jax.commands.harness.scale import can_grow, for_gpu
 from grpo_jax.commands.sweep import grid_of_flags
 from grpo_jax.errors import ConfigError
-from grpo_jax.runs.suite_settings import BY_SUITE
 from grpo_jax.runs.tuned import split_fields
 from grpo_jax.runs.tuned_settings import ENVIRONMENT_SETTINGS, tuned_settings
 
@@ -92,7 +91,7 @@ def test_mistakes_and_what_stays(tmp_path, monkeypatch):
 ALGORITHMS = "ppo", "grpo", "kernel_gae", "gspo"
 
 
-@pytest.mark.parametrize("environment", [*ENVIRONMENT_SETTINGS, *BY_SUITE])
+@pytest.mark.parametrize("environment", ENVIRONMENT_SETTINGS)
 def test_every_size_is_that_of_a_valid_run(environment):
     """At every budget, with one size of groups; on CartPole, which is quick to make, as only the limit differs."""
     for algorithm in ALGORITHMS:

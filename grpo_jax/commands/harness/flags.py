@@ -26,7 +26,7 @@ from grpo_jax.policies.networks import name_of as network_name
 from grpo_jax.recording.config_file import FIELDS
 from grpo_jax.runs.processes import is_process_zero
 from grpo_jax.runs.run_spec import format_value
-from grpo_jax.runs.tuned import NetworkFields, make_network, without_replaced, without_unread
+from grpo_jax.runs.tuned import NetworkFields, split_fields, without_replaced, without_unread
 from grpo_jax.runs.tuned_settings import tuned_settings
 
 
@@ -199,7 +199,7 @@ def _complete(network: str, values: dict[str, Any]) -> None:
         config["algorithm"] = find_algorithm(config["algorithm"])
     fields = {name: value for name, value in layers.items() if value != getattr(NetworkFields, name)}
     if fields:
-        config["network"] = make_network(config["network"], fields, config["environment"], config["env_params"])
+        config["network"] = split_fields(config["environment"], config | fields)[0]["network"]
 
 
 def _constructors(env_params: Mapping[str, float]) -> ConstructorRegistry:
