@@ -19,7 +19,9 @@ from grpo_jax.commands.harness.command import command, make_console
 from grpo_jax.commands.harness.language_training import model_folders
 from grpo_jax.commands.harness.limits import Count, Seeds, Share
 from grpo_jax.commands.harness.parsing import parse_known_flags
-from grpo_jax.language import learn_demonstrations, make_tiny_model, read_prompts, save_trained
+from grpo_jax.language import make_tiny_model, read_prompts, save_trained
+
+from .harness.demonstrations import learn_demonstrations
 
 FORMAT = re.compile(r"<think>\n?(.*?)\n?</think>\n?<answer>(.*?)</answer>", re.DOTALL)
 """The thoughts and the answer of a completion."""

@@ -228,20 +228,16 @@ def test_a_sweep_has_what_any_of_its_values_needs(folder):
     assert config.truncate_sampling and config.algorithm.reference is None
 
 
-def test_a_trained_model_is_asked_as_its_run_did(folder, capsys, monkeypatch):
+def test_a_model_is_asked_as_its_run_did(folder, capsys, monkeypatch):
     """By texts here, although the model has a chat template."""
-    model = load_model(make_model(folder / "run" / "model"))
+    model, chat = load_model(make_model("run/model")), [{"role": "user", "content": "12"}]
     language_training.record_template(folder / "run", make_task(model))
-
-    def ask_run(*flags):
-        ask.main(parse_flags(ask.Arguments, ["run", *flags, "--max-completion", "3"]))
-        return capsys.readouterr().out
-
     monkeypatch.setattr("sys.stdin", io.StringIO("12\n\n345\n"))
+    for flags in ("-", "12 --json --prompt-kind chat"):
+        ask.main(parse_flags(ask.Arguments, f"run {flags} --max-completion 3".split()))
     first, second = model.complete(["12", "345"], max_completion=3)
-    assert ask_run("-") == f"12\n{first}\n345\n{second}\n"
-    (chat,) = model.complete([[{"role": "user", "content": "12"}]], max_completion=3)
-    assert json.loads(ask_run("12", "--json", "--prompt-kind", "chat")) == {"prompt": "12", "answers": [chat]}
+    answer = json.dumps({"prompt": "12", "answers": model.complete([chat], max_completion=3)}, ensure_ascii=False)
+    assert capsys.readouterr().out == f"12\n{first}\n345\n{second}\n{answer}\n"
 
 
 def test_a_collapse_is_not_sharpening():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from language_models import CHATML, make_model, make_params, make_task, make_tokenizer
 
+from experiments.harness.demonstrations import demonstration_tokens
 from grpo_jax.commands import lm
 from grpo_jax.commands.harness import language_training
 from grpo_jax.errors import ConfigError
@@ -17,7 +18,6 @@ from grpo_jax.language import (
     Tokenizer,
     as_prompts,
     chat,
-    demonstration_tokens,
     encode_prompts,
     load_model,
     load_tokenizer,
