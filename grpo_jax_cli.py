@@ -48,7 +48,11 @@ def main() -> None:
         names_own = {flag.partition("=")[0] for flag in flags} & {"--trust", "--environment"}
         if command not in {*COMMANDS["trained policies"], "ask"} or names_own:
             sys.path.append(os.getcwd())
-        runpy.run_module(f"grpo_jax.commands.{command.replace('-', '_')}", run_name="__main__", alter_sys=True)
+        try:
+            runpy.run_module(f"grpo_jax.commands.{command.replace('-', '_')}", run_name="__main__", alter_sys=True)
+        except KeyboardInterrupt:  # while it is imported
+            print("interrupted", file=sys.stderr)
+            sys.exit(130)
 
 
 def print_help() -> None:

@@ -2,8 +2,10 @@
 
 import dataclasses
 import sys
+from pathlib import Path
 
 import jax
+import numpy as np
 
 from grpo_jax.algorithms import name_of
 from grpo_jax.commands.harness.command import command
@@ -12,7 +14,7 @@ from grpo_jax.commands.harness.limits import OutFile, Seeds
 from grpo_jax.commands.harness.study import CommandStudy, StudyArguments
 from grpo_jax.commands.harness.trained import Drawing
 from grpo_jax.errors import ConfigError
-from grpo_jax.recording import RunSpec
+from grpo_jax.recording import RunSpec, load
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -21,6 +23,8 @@ class Arguments(StudyArguments, RunFlags):
 
     num_seeds: Seeds = 1
     """Independent runs."""
+    init_from: Path | None = None
+    """Folder of another run's results: all seeds start from its policy, that of the seed with the highest score."""
     render: OutFile | None = None
     """Draws an episode of the first seed's trained policy into this file, such as out.gif."""
 
@@ -32,8 +36,13 @@ def main(arguments: Arguments) -> None:
             raise ConfigError("--render needs a run of a single process; leave it out")
     config = arguments.config
     plan = RunSpec(name_of(config.algorithm), config, arguments.hyperparams, arguments.training_keys)
+    start = {}
+    if arguments.init_from is not None:
+        policy = load(arguments.init_from, config=config)  # by the run's config: nothing that it names is imported
+        policies = jax.tree.map(lambda leaf: np.stack([leaf] * arguments.num_seeds), policy)
+        start = {"params": lambda config: policies.params, "normalizer": policies.normalizer}
     study = CommandStudy("train", [plan], arguments)
-    (states,) = study.run_all()
+    (states,) = study.run_all(**start)
     study.finish()
     if arguments.render is not None:
         first = jax.tree.map(lambda leaf: leaf[0], states)

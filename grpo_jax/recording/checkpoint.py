@@ -30,8 +30,9 @@ KEPT = 2
 _FILE_SIZE = 2**26
 """Bytes of a file of a checkpoint: orbax keeps a whole file in memory, by default of 2 GiB."""
 
-# Arrays are saved as NumPy's: see `_manager`.
-logging.getLogger("absl").addFilter(lambda record: "No jax.Array in TypeHandlerRegistry" not in record.getMessage())
+# Arrays are saved as NumPy's (see `_manager`), and a save waits for the one before: neither is news.
+_NO_NEWS = re.compile("No jax.Array in TypeHandlerRegistry|Waiting for previous save")
+logging.getLogger("absl").addFilter(lambda record: _NO_NEWS.search(record.getMessage()) is None)
 
 
 class Checkpoints:
@@ -65,7 +66,7 @@ class Checkpoints:
         if pattern := {*"[]\\"} & {*str(directory.resolve())}:
             raise ConfigError(
                 f"the folder {directory} has {min(pattern)!r} in its path, but checkpoints in it could not be read; "
-                "choose a path (--out) without brackets and backslashes"
+                "choose a path without brackets and backslashes"
             )
         self._directory, self._description, self._given = directory, plain(description), given or {}
         self._manager = _manager(directory) if is_process_zero() else None
@@ -163,7 +164,7 @@ class Checkpoints:
         """What is saved beside the arrays, and the arrays."""
         steps = self._manager.all_steps()
         step = max((step for step in steps if step <= at_most), default=None)
-        begin_anew = "to begin anew, choose another folder (--out), or move this one away"
+        begin_anew = "to begin anew, choose another folder, or move this one away"
         if step is None:
             if steps:
                 raise ConfigError(f"the metrics end before all checkpoints in {self._directory}; {begin_anew}")

@@ -56,7 +56,7 @@ def from_json(
             found[name] = _value_from_json(name, value, kinds[name], trust)
         except ConfigError as error:
             where = path if str(error).startswith((name, repr(name))) else f"{path}: {name}"
-            raise ConfigError(f"{where}: {error}") from error
+            raise type(error)(f"{where}: {error}") from error
         except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
             raise ConfigError(f"{path}: {name} is not as it was written ({error!r}); correct it") from error
     return found
@@ -165,11 +165,15 @@ def formulas() -> dict[str, Any]:
     }
 
 
+class NotTrustedError(ConfigError):
+    """A folder names code that nobody said to trust."""
+
+
 def check_trusted(value: str, field: str) -> None:
-    """Raises ConfigError for an import path, as opposed to a name, such as of a suite's environment."""
+    """Raises NotTrustedError for an import path, as opposed to a name, such as of a suite's environment."""
     suite, _, name = value.partition(":")
     if ":" in value and not (field == "environment" and suite in SUITES and ":" not in name):
-        raise ConfigError(
-            f"{field} is {value.removeprefix(':')!r}: loading would import and run that code. If you trust who made "
-            "the folder, write trust=True (--trust); or pass the run's config, load(folder, config=...)"
+        raise NotTrustedError(
+            f"{field} is {value.removeprefix(':')!r}: loading would import and run that code. Pass the run's config, "
+            "load(folder, config=...); or, if the folder is yours or you trust who made it, trust=True (--trust)"
         )

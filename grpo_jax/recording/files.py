@@ -5,6 +5,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import tempfile
 import types
 from collections.abc import Iterator, Mapping
@@ -23,6 +24,7 @@ INFINITIES = ("inf", "-inf")
 """What stands in JSON for the infinities, which it lacks."""
 
 _FIELDS = "fields"
+_NUMBERS = re.compile(r'\[\n(?:\s*"?[-+.\w]+"?,?\n)+\s*\]')  # a list of numbers or words, in lines of JSON
 Arrays = dict[str, np.ndarray]
 
 
@@ -71,7 +73,8 @@ def write_json(path: Path, value: Any) -> None:
     Raises:
       TypeError: `value` contains something that JSON cannot express. The old file stays as it was.
     """
-    write_text(Path(path), json.dumps(plain(value), indent=2, allow_nan=False) + "\n")
+    text = json.dumps(plain(value), indent=2, allow_nan=False)
+    write_text(Path(path), _NUMBERS.sub(lambda found: f"[{' '.join(found[0][1:-1].split())}]", text) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:

@@ -18,10 +18,13 @@ import numpy as np
 
 from grpo_jax.errors import ConfigError
 from grpo_jax.importing import import_path
+from grpo_jax.recording.files import as_numbers
+from grpo_jax.training.checks import BUDGETS
 
 SOURCE = "source"
 """The key of the hash of a function's or a class's source."""
 
+_BUDGETS = {f"hyperparams.{name}" for name in BUDGETS}
 _PACKAGE = Path(__file__).parents[1]
 
 
@@ -79,19 +82,26 @@ def identity(value: Any, seen: dict[int, Any] | None = None) -> Any:
 
 
 def check_same(saved: Any, now: Any, name: str = "") -> None:
-    """Raises ConfigError with the path of the first value of JSON that differs."""
+    """Raises ConfigError with the path of the first value of JSON that differs, but for a budget that was raised."""
     if isinstance(saved, list) and isinstance(now, list) and any(isinstance(part, Mapping) for part in now):
         saved, now = dict(enumerate(saved)), dict(enumerate(now))
     if isinstance(saved, Mapping) and isinstance(now, Mapping):
         for field in {**saved, **now}:
             check_same(saved.get(field), now.get(field), f"{name}.{field}".lstrip("."))
-    elif saved != now:
+    elif saved != now and not (name in _BUDGETS and _is_raised(saved, now)):
         what = f"{name} is {now!r:.200} here, and {saved!r:.200} in the checkpoints"
         if name.endswith(f".{SOURCE}"):
             what = f"{name.removesuffix(f'.{SOURCE}')} has another source here than in the checkpoints (its hash)"
         raise ConfigError(
-            f"{what}; to resume, use what the run was started with, or choose another folder (--out) for a new run"
+            f"{what}; to resume, use what the run was started with (only its budget may be larger), or choose another "
+            "folder for a new run"
         )
+
+
+def _is_raised(saved: Any, now: Any) -> bool:
+    """Whether numbers are at least as large as before; not where there were none, or are none."""
+    before, after = (np.array(as_numbers(each), float) for each in (saved, now))
+    return before.shape == after.shape and bool(np.all(after >= before))
 
 
 def _source(*parts: Any) -> dict[str, str]:

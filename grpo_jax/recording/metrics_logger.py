@@ -2,8 +2,9 @@
 
 import contextlib
 import datetime
+import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from grpo_jax.recording.metrics_file import METRICS_FILE, as_lines, truncate_met
 from grpo_jax.recording.run_folder import StopSignal
 from grpo_jax.recording.trackers import Guarded, Tracker
 from grpo_jax.recording.training_warnings import TrainingWarnings
-from grpo_jax.runs.evaluations import GREEDY, SAMPLED
+from grpo_jax.runs.evaluations import SAMPLED
 from grpo_jax.runs.progress import Chunk
 from grpo_jax.runs.run_spec import RunSpec, list_first
 from grpo_jax.training.budget import most_steps
@@ -76,12 +77,11 @@ class MetricsLogger:
         self._console = Console(quiet=not console) if isinstance(console, bool) else console
         self._file = self._progress = self._task = None
         self._steps = np.zeros(len(spec.keys), np.int64)
-        self._returns = np.full(len(spec.keys), np.nan)
+        self._returns, self._evaluated = np.full((2, len(spec.keys)), np.nan)
         self._iteration = 0
         self._seconds = 0.0
         # Seconds, steps of all rows and the share done at the end of the first chunk, in whose time is the compilation.
         self._began: tuple[float, int, float] | None = None
-        self._last_line = 0  # its length
         self._printed_at = time.monotonic()
         self._past, self._trackers = past, [Guarded(make) for make in trackers]
         self._watch = TrainingWarnings(spec.config.env.action_space, self._settings.word)
@@ -146,19 +146,6 @@ class MetricsLogger:
             tracker.call("record", chunk.iteration, steps, known)
         self._show(float(np.mean(done)))
 
-    def complete(self, metrics: Mapping[str, np.ndarray]) -> None:
-        """Writes the last recorded iteration again, with an evaluation after it; metrics `[n, R]` end with it."""
-        if not self._iteration:
-            return
-        last = Chunk({name: values[-1:] for name, values in metrics.items()}, self._steps[None], self._iteration - 1, 0)
-        if self._file is not None:
-            self._file.truncate(self._file.tell() - self._last_line)
-        self._write(last, _active(last))
-        self._returns = np.where(np.isfinite(last.metrics[SAMPLED][0]), last.metrics[SAMPLED][0], self._returns)
-        evaluated = {name: last.metrics[name] for name in (SAMPLED, GREEDY)}
-        for tracker in self._trackers:
-            tracker.call("record", last.iteration, last.steps, evaluated)
-
     def warn(self, *warnings: str) -> None:
         """Prints warnings, and keeps them."""
         for warning in warnings:
@@ -168,7 +155,7 @@ class MetricsLogger:
     def _write(self, chunk: Chunk, active: np.ndarray) -> None:
         if self._file is not None:
             for line in as_lines(self._setting, chunk, active, self._settings):
-                self._last_line = self._file.write(line)
+                self._file.write(line)
             self._file.flush()
 
     def _update(self, chunk: Chunk, active: np.ndarray) -> dict[str, np.ndarray]:
@@ -177,8 +164,8 @@ class MetricsLogger:
         self._steps, self._seconds = chunk.steps[-1], chunk.seconds
         if "optim/skipped_updates" in known:
             self.skipped_updates += np.nansum(known["optim/skipped_updates"], axis=0).astype(np.int64)
-        for returns in known.get(SAMPLED, known.get("episode/return_mean", ())):
-            self._returns = np.where(np.isfinite(returns), returns, self._returns)
+        self._returns = _last_known(self._returns, known.get("episode/return_mean", ()))
+        self._evaluated = _last_known(self._evaluated, known.get(SAMPLED, ()))
         self._signals = _describe_signals(known, self._num_groups) if self._shows_each else ""
         self.warn(*self._watch(chunk.iteration, known))
         return known
@@ -215,12 +202,9 @@ class MetricsLogger:
     def _spread(self) -> str:
         """The median of the last known returns, and their range; of several settings, of the best one."""
         best, num_settings = self._settings.ranked(self._returns)[0], len(self._settings.rows)
-        returns = self._returns[self._settings.rows[best]]
-        known = returns[~np.isnan(returns)]
-        if len(known) == 0:
-            return f"no {self._reward_word} yet"
-        low, middle, high = (f"{x:,.0f}" if abs(x) >= 1e4 else f"{x:.4g}" for x in np.quantile(known, [0, 0.5, 1]))
-        text = f"{self._reward_word} {middle}" + (f" ({low}..{high})" if len(returns) > 1 else "")
+        returns, evaluated = (_range(each[self._settings.rows[best]]) for each in (self._returns, self._evaluated))
+        text = f"{self._reward_word} {returns}" if returns else f"no {self._reward_word} yet"
+        text += f", evaluated {evaluated}" if evaluated else ""
         return text if num_settings == 1 else f"{text} of {best}, the best of {num_settings} settings"
 
     def _print(self, line: str) -> None:
@@ -238,6 +222,19 @@ def _describe_signals(metrics: Mapping[str, np.ndarray], num_groups: int) -> str
 def _active(chunk: Chunk) -> np.ndarray:
     """`[n, R]` bool: the rows whose budget was not spent yet."""
     return chunk.metrics.get("environment/steps", np.ones(chunk.steps.shape)) > 0
+
+
+def _last_known(before: np.ndarray, values: Iterable[np.ndarray]) -> np.ndarray:
+    """The last finite one of the values of each row, `[n, R]`, or that of before, `[R]`."""
+    return functools.reduce(lambda last, value: np.where(np.isfinite(value), value, last), values, before)
+
+
+def _range(returns: np.ndarray) -> str:
+    """Such as "200 (150..210)", of several rows; empty if none is known."""
+    if np.isnan(returns).all():
+        return ""
+    low, middle, high = (f"{x:,.0f}" if abs(x) >= 1e4 else f"{x:.4g}" for x in np.nanquantile(returns, [0, 0.5, 1]))
+    return f"{middle} ({low}..{high})" if len(returns) > 1 else middle
 
 
 def _clock(seconds: float) -> str:

@@ -50,7 +50,7 @@ NO_ITERATIONS = Chunk(metrics={}, steps=np.zeros((0, 0), np.int64), iteration=0,
 SECONDS = 60.0
 """Between two checkpoints, if no number of iterations is given."""
 
-OPTIONS = {"evaluate", "callback", "params", "mesh", "compilation_cache"}
+OPTIONS = {"evaluate", "callback", "params", "normalizer", "mesh", "compilation_cache"}
 """The arguments of `run` that `recorded_run` passes on."""
 
 _log = logging.getLogger(__name__)
@@ -93,8 +93,8 @@ def recorded_run(
       config, hyperparams, keys, env_params: see `run`.
       recording: `Recording(folder, ...)`, or the folder alone.
       console: False shows nothing; True uses standard output; or a rich `Console`.
-      options: `evaluate`, `callback`, `params`, `mesh` and `compilation_cache` of `run`. The latest return of an
-        evaluation, or else of training, decides which policy is the best one.
+      options: `evaluate`, `callback`, `params`, `normalizer`, `mesh` and `compilation_cache` of `run`. The latest
+        return of an evaluation, or else of training, decides which policy is the best one.
 
     Returns:
       The result of the whole run, with the metrics and steps of all its iterations, also those made before it was
@@ -193,7 +193,7 @@ class Recorder:
     def __enter__(self) -> "Recorder":
         spec, recording = self.spec, self.recording
         self._checkpoints, self._policies, self._received, self._past = None, None, None, None
-        self._checksums, self._last, self._num_evaluations = {}, None, 0
+        self._checksums, self._last = {}, None
         self._due_at = time.monotonic() + SECONDS
         with contextlib.ExitStack() as stack:
             if recording.checkpoint_every:
@@ -273,7 +273,6 @@ class Recorder:
     def __call__(self, progress: Progress, chunk: Chunk | None) -> Progress | None:
         """Records the chunk, and the states after it; raises StopSignal after a signal, once they are saved."""
         evaluated = progress.evaluations.iterations
-        self._num_evaluations = len(evaluated)
         if chunk is not None:
             self.logger.record(chunk, np.where(progress.ended, 1.0, progress.used))
             self._recent.add(chunk)
@@ -306,8 +305,6 @@ class Recorder:
     def finish(self, result: RunResult) -> RunResult:
         """Writes what belongs to the end of a run; returns the result with the iterations before an interruption."""
         num_rows = len(self.spec.keys)
-        if len(result.evaluations.iterations) > self._num_evaluations:  # one after the callback had ended the run
-            self.logger.complete(result.metrics)
         self.logger.ending = describe_ends(result.ended_by, result.used, self.spec.settings.word)
         metrics, steps = joined([result] if self._past is None else [self._past, result], num_rows)
         made = steps[-1] if len(steps) else np.zeros(num_rows, np.int64)

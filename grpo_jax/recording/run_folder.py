@@ -20,6 +20,7 @@ from grpo_jax.importing import import_custom, is_custom
 from grpo_jax.recording.files import as_path, plain
 from grpo_jax.recording.identity import identity
 from grpo_jax.recording.metrics_file import METRICS_FILE
+from grpo_jax.runs.programs import compiling
 from grpo_jax.runs.run_spec import RunSpec
 
 SUMMARY_FILE = "summary.json"
@@ -29,7 +30,7 @@ _locks: dict[Path, TextIO] = {}
 
 
 def describe_run(spec: RunSpec) -> dict[str, Any]:
-    """Everything that the run's numbers depend on, in JSON's types; a run is resumed only if this is the same."""
+    """Everything that the run's numbers depend on, in JSON's types; to resume a run, only its budgets may be larger."""
     described = {"run": spec.setting, "config": describe(spec.config), "hyperparams": vars(spec.hyperparams)}
     return plain(described | {"keys": jax.random.key_data(spec.keys), "env_params": spec.env_params})
 
@@ -53,7 +54,8 @@ class Recording:
     checkpoint_every: int | None = None
     """Iterations between two checkpoints, from which a run can be resumed; 0 for none. By default one each minute."""
     resume: bool = False
-    """Resume the run in the folder, or begin it if there is none. The other arguments must be the same."""
+    """Resume the run in the folder, or begin it if there is none. The other arguments must be the same; the budget
+    (total_steps, num_iterations or max_episodes) may be larger, also after the run's end."""
     policies: bool = True
     """Keep the best and the final policy of each seed, in policies/."""
     tensorboard: bool = False
@@ -95,21 +97,24 @@ def prepare_folder(directory: Path, specs: Sequence[RunSpec], *, resume: bool, s
     """
     directory = Path(os.path.realpath(directory))
     checkpoints = directory / subfolder / CHECKPOINTS
+    if os.path.isfile(checkpoints):
+        raise FileExistsError(f"{checkpoints} is a file, and a run has a folder of this name. Choose another folder.")
     folders = {*os.listdir(checkpoints)} if os.path.isdir(checkpoints) else set()
     is_saved = any(os.listdir(checkpoints / folder) for folder in folders if os.path.isdir(checkpoints / folder))
     files = (directory / name for name in (SUMMARY_FILE, METRICS_FILE))
     results = [file.name for file in files if os.path.exists(file) and file.stat().st_size]
     if (results or is_saved) and not (folders and resume):
-        more = "; or go on with it (resume=True, --resume)" if folders else ": without checkpoints it cannot be resumed"
+        more = ": without checkpoints, made each minute or as checkpoint_every says, it cannot be resumed"
+        more = "; or go on with it (resume=True, --resume)" if folders else more
         raise FileExistsError(
             f"{directory} already holds a run ({[*results, CHECKPOINTS][0]}). Nothing was written. Choose another "
-            f"folder (--out), or move the old one away{more}."
+            f"folder, or move the old one away{more}."
         )
     expected = {spec.setting.folder for spec in specs}
     for folder in sorted(folders - expected) if results or is_saved else ():
         raise ConfigError(
             f"{directory} holds the run {folder!r}, which is none of {', '.join(map(repr, sorted(expected)))}; to "
-            "resume, use what it was started with, also rows_at_once, or choose another folder (--out) for a new run"
+            "resume, use what it was started with, also rows_at_once, or choose another folder for a new run"
         )
     file, lock = _locks.get(directory), directory / ".lock"
     if file is None or not (lock.exists() and os.path.samestat(lock.stat(), os.fstat(file.fileno()))):
@@ -122,7 +127,7 @@ def _lock(directory: Path) -> None:
         file = (directory / ".lock").open("a")
     except OSError as error:
         reason = f"cannot be written to: {error.strerror}"
-        raise OSError(f"{directory} {reason}. Choose another folder (--out).") from error
+        raise OSError(f"{directory} {reason}. Choose another folder.") from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -149,13 +154,14 @@ class StopSignal(SystemExit):
 def deferred_signals() -> Iterator[list[int]]:
     """Defers SIGTERM and SIGINT (Ctrl-C) to the end of the block; yields the list of those received so far.
 
-    A second SIGINT interrupts. Python notices signals once a compiled program has ended. If an exception ends the
-    block, the deferred signals are dropped. Only the main thread receives signals: in another one, nothing is deferred.
+    A second SIGINT interrupts, and one while a run is compiled. Python notices signals once XLA has returned. If an
+    exception ends the block, the deferred signals are dropped. Only the main thread receives signals: in another one,
+    nothing is deferred.
     """
     received: list[int] = []
 
     def handle(number, frame):
-        if number == signal.SIGINT and received:
+        if number == signal.SIGINT and (received or compiling.is_set()):
             raise KeyboardInterrupt
         received.append(number)
 

@@ -196,7 +196,7 @@ def load(
         differ in their settings among those of the setting with the highest mean score; "all" gives all rows, as
         `run(params=...)` takes them.
       config: of the run, where its file cannot express it: with functions that have no import path, such as a
-        lambda, or an environment that is an object.
+        lambda, or an environment that is an object; or that of a run to start from the policy, with such parameters.
       trust: import what the folder names: environments, networks and other functions that are not of this package.
         Importing runs code, so do this only if you trust who made the folder.
 
@@ -229,7 +229,8 @@ def load(
     # A hyperparameter that is newer than the file has its default; one that nothing of the config reads is left out.
     saved = {name: np.float32(0) for name in kind.__dataclass_fields__ if f"hyperparams/{name}" in arrays}
     read = {f"hyperparams/{name}" for name in saved}
-    arrays = {path: leaf for path, leaf in arrays.items() if path in read or not path.startswith("hyperparams/")}
+    others = ("hyperparams/",) if config.policy.has_critic else ("hyperparams/", "params/critic/")
+    arrays = {path: leaf for path, leaf in arrays.items() if path in read or not path.startswith(others)}
     like = {"params": state.params, "normalizer": state.normalizer, "hyperparams": saved}
     trees = _as_trees(like | {"score": np.float32(0), "steps": np.int64(0)}, arrays, num_rows, file)
     trees["hyperparams"] = kind(**trees["hyperparams"]).broadcast(num_rows)
@@ -252,7 +253,7 @@ def _as_trees(like: PyTree, arrays: Arrays, num_rows: int, file: Path) -> dict[s
         if here.get(path) != there.get(path):
             raise ConfigError(
                 f"{path} is {there.get(path, 'missing')} in {file}, but {here.get(path, 'missing')} by its num_rows "
-                "and config: it is damaged, the code has changed since, or config= belongs to another run"
+                "and config: it is damaged, the code has changed since, or the config has other networks or spaces"
             )
     leaves = [arrays[path] if path in ("score", "steps") else jnp.asarray(arrays[path]) for path in here]
     return jax.tree.unflatten(jax.tree.structure(like), leaves)

@@ -4,11 +4,15 @@ import contextlib
 import hashlib
 import os
 import platform
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
+
+compiling = threading.Event()
+"""Set while a run of this process alone has begun, but trains nothing yet: Ctrl-C may end it at once."""
 
 
 def cache_folder() -> Path:

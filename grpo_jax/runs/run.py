@@ -19,9 +19,10 @@ from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.host_calls import finished
 from grpo_jax.hyperparams import Hyperparams, completed
 from grpo_jax.objectives.reductions import missing
+from grpo_jax.policies.normalization import Normalizer
 from grpo_jax.runs.end_warnings import end_warnings
 from grpo_jax.runs.evaluations import Evaluate, make_evaluation
-from grpo_jax.runs.programs import bytes_needed, explain_out_of_memory, kept_programs
+from grpo_jax.runs.programs import bytes_needed, compiling, explain_out_of_memory, kept_programs
 from grpo_jax.runs.progress import (
     Callback,
     Chunk,
@@ -38,6 +39,7 @@ from grpo_jax.runs.result import RunResult, joined
 from grpo_jax.runs.run_spec import setting_columns, settings_of
 from grpo_jax.training import budget
 from grpo_jax.training.checks import (
+    BUDGETS,
     check_mesh,
     check_options,
     check_read,
@@ -64,6 +66,7 @@ def run(
     *,
     env_params: EnvParams = None,
     params: PyTree | Callable[[], PyTree] = None,
+    normalizer: Normalizer | None = None,
     resume_from: Progress | None = None,
     evaluate: Evaluate | None = None,
     callback: Callback | None = None,
@@ -88,8 +91,11 @@ def run(
         `[R]` or `[R, num_groups]`.
       params: of the policies to start from, each leaf `[R, ...]`; random ones by default. The states have a copy of
         them: of a function that makes them, the only one.
-      resume_from: the progress of an earlier run with the same arguments. The result equals one run without an
-        interruption: bitwise with the same devices and rows on each, and otherwise up to rounding.
+      normalizer: with the statistics of observations of these policies, each leaf `[R, ...]`, if they are normalised;
+        `policies = load(folder, row="all")` has both, `policies.params` and `policies.normalizer`.
+      resume_from: the progress of an earlier run with the same arguments, or with a smaller budget. The result equals
+        one run without an interruption, bitwise with the same devices and rows on each, otherwise up to rounding; after
+        a smaller budget only if the schedule is constant.
       evaluate: `Evaluate(every=10)` evaluates the policies every 10 iterations; None never does.
       callback: called on the host with the progress, before the first chunk of iterations (with None) and after each
         (with the chunk). It may return a changed progress, to go on from: `progress._replace(states=...)` for a
@@ -108,17 +114,8 @@ def run(
     check_run(config, hyperparams)
     check_read((config, hyperparams))
     rows = Rows(
-        config,
-        hyperparams,
-        keys,
-        env_params=env_params,
-        params=params,
-        resume_from=resume_from,
-        evaluate=evaluate,
-        callback=callback,
-        chunk_length=chunk_length,
-        mesh=mesh,
-        compilation_cache=compilation_cache,
+        *(config, hyperparams, keys, env_params, params, normalizer),
+        *(resume_from, evaluate, callback, chunk_length, mesh, compilation_cache),
     )
     result = rows.run()
     if resume_from is None:  # else the result is of a part of the run
@@ -136,6 +133,7 @@ class Rows:
     keys: jax.Array
     env_params: EnvParams = None
     params: PyTree | Callable[[], PyTree] = None
+    normalizer: Normalizer | None = None
     resume_from: Progress | None = None
     evaluate: Evaluate | None = None
     callback: Callback | None = None
@@ -158,11 +156,16 @@ class Rows:
         """Makes the iterations that are left."""
         started, program, compile_seconds, num_rows = time.perf_counter(), None, 0.0, len(self.keys)
         with kept_programs(self.compilation_cache), explain_out_of_memory(num_rows, lambda: bytes_needed(program)):
-            progress = self.start()
-            progress = self.with_budget(self.call(progress, None))
-            if not progress.ended.all():
-                program = self.compile(progress)
-                compile_seconds = time.perf_counter() - started
+            if jax.process_count() == 1:
+                compiling.set()
+            try:
+                progress = self.start()
+                progress = self.with_budget(self.call(progress, None))
+                if not progress.ended.all():
+                    program = self.compile(progress)
+                    compile_seconds = time.perf_counter() - started
+            finally:
+                compiling.clear()
             started = time.perf_counter() - progress.seconds
             progress, chunks = self.train(program, progress, started)
         metrics, steps = joined(chunks, num_rows)
@@ -178,12 +181,17 @@ class Rows:
         if makes_params(params):  # a resumed run needs only their shapes
             params = params() if resume_from is None else resume_from.states.params
             check_options(self.config, params)
-        given = self.hyperparams, self.keys, self.env_params, params
+        given = self.hyperparams, self.keys, self.env_params, params, self.normalizer
         self._types = jax.tree.structure(given), tuple(map(jax.typeof, jax.tree.leaves(given)))
         init = functools.partial(initial_states, self.config, mesh=self.mesh)
         self._layout = self._kept("layout", lambda: state_shardings(self.mesh, jax.eval_shape(init, *given)))
         if resume_from is not None:
-            return self.with_budget(resume_from._replace(states=shard_states(resume_from.states, self.mesh)))
+            states = shard_states(resume_from.states, self.mesh)
+            given = pad_rows(self.hyperparams.broadcast(len(self.keys)), self.mesh)
+            budgets = {name: getattr(given, name) for name in BUDGETS}  # they may be larger than before
+            budgets = jax.device_put(jax.tree.map(jnp.copy, budgets), self._layout.hyperparams)
+            states = states.replace(hyperparams=states.hyperparams.replace(**budgets))
+            return self.with_budget(resume_from._replace(states=states))
         begin = self._kept("init", lambda: jax.jit(init, out_shardings=self._layout))
         states = finished(begin, *given, num_devices=self.mesh.size)
         return self.with_budget(initial_progress(states, len(self.keys)))

@@ -1,6 +1,7 @@
 """Finished runs, with their final returns; a sweep of them, ranked by their means over seeds."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -197,6 +198,7 @@ class Score(NamedTuple):
     caption: str
 
 
+@functools.cache
 def sampled_return(num_episodes: int) -> Score:
     """The mean return of that many sampled episodes."""
 
@@ -206,7 +208,8 @@ def sampled_return(num_episodes: int) -> Score:
     return Score(score, f"{num_episodes} sampled episodes each")
 
 
-SAMPLED_RETURN = sampled_return(128)
+NUM_FINAL = 128
+SAMPLED_RETURN = sampled_return(NUM_FINAL)
 
 
 def summarise(run: Run) -> dict:

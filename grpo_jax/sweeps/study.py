@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from grpo_jax.config import Config, kept_with
 from grpo_jax.devices.mesh import make_row_mesh, make_rows_function
@@ -81,7 +82,7 @@ class Study:
     def train(self, plan: RunSpec, evaluation_keys: jax.Array, **options: Any) -> Run:
         """Makes a run of all rows of a plan, or the rest of it, and evaluates each row with one of the keys.
 
-        `options` are `params` and `callback` of `run`.
+        `options` are `params`, `normalizer` and `callback` of `run`.
         """
         started, core_started = time.perf_counter(), time.process_time()
         group = self._recording.wandb_group or (self.out.resolve().name if self._subfolder else None)
@@ -116,9 +117,13 @@ class Study:
         mesh = make_row_mesh(len(keys)) if self.mesh is None else self.mesh
         score = functools.partial(self._score.function, config)
         scores = kept_with(config, (self._score, mesh), lambda: make_rows_function(score, mesh))
-        if not self.console.is_terminal:
-            self.console.print(f"{title}: evaluating")
-        with kept_programs(self._compilation_cache), self.console.status(f"{title}: evaluating"):
+        what = f"{title}: final evaluation, {self._score.caption}"
+        if is_silent := not self.console.is_interactive:
+            self.console.print(what, soft_wrap=True)
+        columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
+        progress = Progress(*columns, console=self.console, transient=True, disable=is_silent)
+        with kept_programs(self._compilation_cache), progress:
+            progress.add_task(what, total=None)
             return scores(states, keys).astype(np.float64)
 
     def add(self, *runs: Run) -> None:

@@ -106,7 +106,7 @@ def train_grid(
 ) -> SweepResult:
     """Trains the settings of a grid, records each as a run of its own, and writes the ranking and its pictures.
 
-    `options` are `evaluate` and `compilation_cache` of `run`; for the others see `sweep`.
+    `options` are `evaluate` and `compilation_cache` of `run`, and the `score` of a `Study`; for the others see `sweep`.
     """
     recording.check()
     programs, out = make_programs(plans, rows_at_once), recording.out

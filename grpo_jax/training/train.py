@@ -9,8 +9,9 @@ from jax.sharding import Mesh
 from grpo_jax.config import Config
 from grpo_jax.devices.mesh import over_rows, pad_rows
 from grpo_jax.environments import EnvParams, row_parameters
-from grpo_jax.errors import ConfigError, as_count
+from grpo_jax.errors import ConfigError, as_count, describe_arrays
 from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.policies.normalization import Normalizer
 from grpo_jax.training.checks import try_on_shapes
 from grpo_jax.training.train_step import initial_state, make_train_step
 from grpo_jax.types import Metrics, PyTree, TrainState
@@ -64,12 +65,24 @@ def initial_states(
     keys: jax.Array,
     env_params: EnvParams = None,
     params: PyTree = None,
+    normalizer: Normalizer | None = None,
     *,
     mesh: Mesh | None = None,
 ) -> TrainState:
     """The states that `run` starts from, `[R, ...]`: one row for each key, padded to what the mesh divides. Pure."""
     num_rows, init = keys.shape[0], make_init(config)
-    rows = keys, hyperparams.broadcast(num_rows), row_parameters(config.env, env_params, num_rows), params
+
+    def begin(row):
+        *arguments, given = row
+        state = init(*arguments)
+        if given is None:
+            return state
+        known, shapes = (describe_arrays(each.observation) for each in (state.normalizer, given))
+        if known != shapes:
+            raise ConfigError(f"normalizer has statistics of observations {shapes}, but they are {known} in this run")
+        return state.replace(normalizer=state.normalizer._replace(observation=given.observation))
+
+    rows = keys, hyperparams.broadcast(num_rows), row_parameters(config.env, env_params, num_rows), params, normalizer
     if mesh is None:
-        return jax.vmap(init)(*rows)
-    return over_rows(lambda row: init(*row), mesh)(pad_rows(rows, mesh))
+        return jax.vmap(begin)(rows)
+    return over_rows(begin, mesh)(pad_rows(rows, mesh))

@@ -78,7 +78,6 @@ COMMANDS = {
     "train --wandb offline": "pip install wandb",
     "train --render x.xyz": "x.xyz is not a name for an animation; use one",
     "train --out=": "--out has an empty path; write . for the current folder",
-    "train --out mistyped/out": "there is no folder mistyped",
     "train --out \udcff": "is no text in UTF-8",
     "sweep --rows-at-once 0": "--rows-at-once 0 is not a whole number from 1",
     "evaluate runs --out .": "--out . is a folder; name a file in it, such as results.json",
@@ -152,7 +151,7 @@ def test_what_tyro_refuses_ends_with_its_message(capsys):
 def test_a_folder_with_a_run_that_cannot_be_resumed(name, flags, tmp_path, capsys):
     (tmp_path / name).write_text("precious")
     said = refused(capsys, lambda: start(*flags, "--out", str(tmp_path)))
-    assert "--out" in said and "already holds a run" in said and "without checkpoints" in said
+    assert "already holds a run" in said and "without checkpoints" in said
     assert contents(tmp_path) == {name: b"precious"}
     for path in (tmp_path / name, tmp_path / name / "out"):
         assert "cannot be written to: " in refused(capsys, lambda path=path: start("--out", str(path)))

@@ -5,13 +5,15 @@ import json
 
 import numpy as np
 import pytest
-from probes import Echo
+from probes import Echo, bits
+from saved_policies import save_policies
 
-from grpo_jax import ANCHORED, PPO, Config, Hyperparams, tuned
+from grpo_jax import ANCHORED, PPO, Config, Hyperparams, load, tuned
 from grpo_jax.algorithms import name_of
 from grpo_jax.commands import train
 from grpo_jax.commands.harness import flags
 from grpo_jax.commands.harness.figures import solved_after
+from grpo_jax.commands.harness.study import EvaluationArguments
 from grpo_jax.errors import ConfigError
 from grpo_jax.policies import MLP
 from grpo_jax.recording.files import write_json
@@ -25,8 +27,12 @@ CONFIG = Config(environment="Catch-bsuite", algorithm="ppo", **SIZES)
 
 
 def test_train_writes_its_results(tmp_path, capsys):
-    hyperparams = Hyperparams(total_steps=200.0)
-    arguments = train.Arguments(config=CONFIG, hyperparams=hyperparams, num_seeds=2, out=tmp_path / "out")
+    options = {
+        "hyperparams": Hyperparams(total_steps=200.0),
+        "num_seeds": 2,
+        "evaluation": EvaluationArguments(num_final=8),
+    }
+    arguments = train.Arguments(config=CONFIG, out=tmp_path / "out", **options)
     train.main(arguments)
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     (run,) = summary["runs"]
@@ -41,9 +47,10 @@ def test_train_writes_its_results(tmp_path, capsys):
     assert all(line["run"] == {"values": {"name": "ppo"}, "environment": "Catch-bsuite"} for line in lines)
     assert len(lines[0]["episode/return_mean"]) == 2
     assert (tmp_path / "out" / "learning_curves.png").read_bytes().startswith(b"\x89PNG")
-    assert "final return" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "final return" in said and "final evaluation, 8 sampled episodes each" in said and " kB)" in said
     # A mistake is found before the folder is made.
-    with pytest.raises(FileExistsError, match="--out"):
+    with pytest.raises(FileExistsError, match="another folder"):
         train.main(arguments)
     with pytest.raises(ValueError, match="does not allow one iteration"):
         few = Hyperparams(total_steps=10.0)
@@ -52,9 +59,13 @@ def test_train_writes_its_results(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_train_draws_an_episode(tmp_path):
-    picture, hyperparams = tmp_path / "episode.gif", Hyperparams(total_steps=64)
-    train.main(train.Arguments(config=CONFIG, hyperparams=hyperparams, out=tmp_path / "out", render=picture))
+def test_train_starts_from_another_folder_and_draws_an_episode(tmp_path):
+    picture, hyperparams = tmp_path / "episode.gif", Hyperparams(total_steps=64, learning_rate=0.0)
+    save_policies(tmp_path / "before", CONFIG)
+    options = {"out": tmp_path / "a" / "b", "render": picture, "init_from": tmp_path / "before"}
+    train.main(train.Arguments(config=CONFIG, hyperparams=hyperparams, **options))
+    trained, given = load(tmp_path / "a" / "b").params, load(tmp_path / "before").params
+    assert bits(trained) == bits(given)
     assert picture.read_bytes().startswith(b"GIF8")
 
 

@@ -130,7 +130,7 @@ def module(tmp_path, monkeypatch):
 @pytest.mark.parametrize("field", OWN)
 def test_code_that_a_folder_names_runs_only_with_trust(field, module, file, saved):
     edited(file, lambda fields: fields | {"config": fields["config"] | {field: OWN[field]}})
-    with pytest.raises(ConfigError, match=f"{file}: {field} is 'evil_module:.*trust=True .--trust.; or pass the run's"):
+    with pytest.raises(ConfigError, match=f"{file}: {field} is 'evil_module:.*config=...*trust=True .--trust."):
         grpo_jax.load(saved)
     assert not module.exists() and "evil_module" not in sys.modules
     assert grpo_jax.load(saved, config=CATCH).config is CATCH and not module.exists()

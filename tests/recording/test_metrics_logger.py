@@ -181,6 +181,7 @@ def test_write_json_is_strict(tmp_path):
         "out": str(Path("runs/a")),
         "nested": [{"ok": True, "none": None, "text": "x"}],
     }
+    assert '"ci95": [null, "inf"],\n' in (tmp_path / "summary.json").read_text(), "numbers of a list are in one line"
 
 
 def test_write_json_replaces_whole_files_only(tmp_path, monkeypatch):

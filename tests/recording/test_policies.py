@@ -100,6 +100,20 @@ def test_policies_are_read_back_exactly(saved):
     assert bits(grpo_jax.load(directory, row=0).params) == bits(policies[0].params)
 
 
+def test_another_run_starts_from_them(saved):
+    grpo = dataclasses.replace(CATCH, algorithm="grpo", num_steps=None, group_size=2)
+    policies = grpo_jax.load(saved[0], row="all", config=grpo)
+    assert bits(policies.params) == bits({"actor": saved[1].params["actor"]})
+    start = functools.partial(initial_states, grpo, Hyperparams(), params=policies.params)
+    keys = jax.random.split(jax.random.key(3), 2)
+    states = jax.jit(start)(keys, normalizer=policies.normalizer)
+    assert bits((states.params, states.normalizer)) == bits((policies.params, policies.normalizer))
+    with pytest.raises(ConfigError, match=r"Dense_.* is .* in .*final.npz, but .* the config has other networks"):
+        grpo_jax.load(saved[0], config=dataclasses.replace(CATCH, network=MLP((5,))))
+    with pytest.raises(ConfigError, match=r"normalizer has statistics of observations None, but they are .* in this"):
+        jax.eval_shape(start, keys, normalizer=Normalizer(None, None))
+
+
 def test_files_are_readable_without_this_package(saved):
     (path,) = saved[0].glob("policies/*/final.npz")
     arrays = np.load(path)

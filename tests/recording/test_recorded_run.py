@@ -1,6 +1,5 @@
 """`recorded_run` as a user calls it: a run that is interrupted and resumed is bitwise the uninterrupted one."""
 
-import io
 import signal
 
 import jax
@@ -8,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from probes import Probe, bits
-from rich.console import Console
 
 from grpo_jax import Config, Evaluate, Hyperparams, Recording, load, recorded_run, sweep
 from grpo_jax.errors import ConfigError
@@ -18,7 +16,7 @@ from grpo_jax.recording.metrics_file import read_metrics, read_settings
 from grpo_jax.recording.metrics_logger import MetricsLogger
 
 SIZES = {"num_envs": 4, "num_steps": 8, "num_epochs": 1, "num_minibatches": 1, "network": MLP((4,))}
-CONFIG = Config(environment=Probe(), algorithm="ppo", **SIZES)
+CONFIG = Config(environment=Probe(), algorithm="ppo", schedule="constant", **SIZES)
 HYPERPARAMS = Hyperparams(total_steps=10 * 32.0, learning_rate=jnp.array([1e-2, 1e-3]))
 KEYS = jax.random.split(jax.random.key(5), 2)
 
@@ -64,6 +62,12 @@ def test_an_interrupted_run_goes_on_bitwise(whole, tmp_path, monkeypatch, caplog
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == (whole[0] / "metrics.jsonl").read_bytes()
 
 
+def test_a_finished_run_goes_on_with_a_larger_budget(whole, tmp_path):
+    recorded(tmp_path / "run", hyperparams=HYPERPARAMS.replace(total_steps=5 * 32.0))
+    assert same(recorded(tmp_path / "run", resume=True), whole[1])
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == (whole[0] / "metrics.jsonl").read_bytes()
+
+
 def test_a_run_that_was_never_saved_begins_anew(whole, tmp_path):
     def fail(progress, chunk):
         if progress.iteration:
@@ -76,31 +80,11 @@ def test_a_run_that_was_never_saved_begins_anew(whole, tmp_path):
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == (whole[0] / "metrics.jsonl").read_bytes()
 
 
-def test_the_last_evaluation_of_a_run_that_a_callback_ends_is_recorded(tmp_path):
-    console = Console(file=io.StringIO(), width=200)
-    options = {"evaluate": Evaluate(4, episodes=3), "resume": True}
-    result = recorded(
-        tmp_path,
-        callback=lambda progress, chunk: progress._replace(stopped=np.array(progress.iteration == 6)),
-        console=console,
-        **options,
-    )
-    assert result.evaluations.iterations.tolist() == [4, 6]
-    (chunk,) = read_metrics(tmp_path).values()
-    assert len(chunk.steps) == 6
-    for name, values in result.metrics.items():
-        np.testing.assert_array_equal(chunk.metrics[name], values, err_msg=name)
-    assert load(tmp_path, config=CONFIG, which="final").score == result.evaluations.sampled[-1].max()
-    assert console.file.getvalue().splitlines()[-1].endswith("; stopped at 60.0% of the budget")
-    again = recorded(tmp_path, **options)
-    assert bits((again.states, again.evaluations)) == bits((result.states, result.evaluations))
-
-
 def test_a_callback_may_stop_a_recorded_run_before_it_begins(tmp_path):
     stop = {"callback": lambda progress, chunk: progress._replace(stopped=np.array(True))}
-    result = recorded(tmp_path / "plain", **stop)
+    result = recorded(tmp_path / "run", **stop)
     assert len(result.steps) == 0 and result.ended_by.tolist() == ["stopped"] * 2
-    assert np.isnan(load(tmp_path / "plain", config=CONFIG).score)
+    assert np.isnan(load(tmp_path / "run", config=CONFIG).score)
     result = recorded(tmp_path / "evaluated", evaluate=Evaluate(4, episodes=3), **stop)
     assert load(tmp_path / "evaluated", config=CONFIG).score == result.evaluations.sampled[0].max()
 
@@ -136,8 +120,10 @@ def test_what_is_no_array_of_keys_is_refused_before_the_folder_is_made(tmp_path,
 
 def test_another_run_is_refused(whole):
     before = contents(whole[0])
-    with pytest.raises(ConfigError, match="hyperparams.discount is 0.5 here"):
-        recorded(whole[0], resume=True, hyperparams=HYPERPARAMS.replace(discount=0.5))
+    for change in ({"discount": 0.5}, {"total_steps": 160.0}, {"max_episodes": 8.0}):
+        ((name, value),) = change.items()
+        with pytest.raises(ConfigError, match=f"hyperparams.{name} is {value} here.*only its budget may be larger"):
+            recorded(whole[0], resume=True, hyperparams=HYPERPARAMS.replace(**change))
     with pytest.raises(ConfigError, match="env_params is .* here, and None in the checkpoints"):
         recorded(whole[0], resume=True, env_params={"bonus": [0.0, 1.0]})
     assert contents(whole[0]) == before

@@ -4,11 +4,13 @@ import contextlib
 import dataclasses
 import datetime
 import errno
+import functools
 import os
 import shlex
 import signal
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,8 +22,10 @@ from rich.console import Console
 from grpo_jax.commands.harness.parsing import invocation, peek
 from grpo_jax.devices.mesh import ENVS, MODEL, ROWS
 from grpo_jax.errors import ConfigError, HostError
+from grpo_jax.recording.config_file import NotTrustedError
 from grpo_jax.recording.run_folder import StopSignal
 from grpo_jax.runs.processes import is_process_zero
+from grpo_jax.runs.programs import compiling
 from grpo_jax.runs.run_spec import hardware, versions
 
 # None: raised by this library. An error with the name of a file is one of the disk too.
@@ -53,6 +57,7 @@ def command(main: Callable[[], None]) -> None:
             stream.reconfigure(errors="backslashreplace")
     try:
         join_processes()
+        answer_interrupts()
         main()
     except StopSignal as stop:
         if is_process_zero():
@@ -63,7 +68,10 @@ def command(main: Callable[[], None]) -> None:
     except (ConfigError, FileExistsError, MemoryError) as error:
         if isinstance(error, HostError):  # where it is, in the user's own code
             traceback.print_exception(error.__cause__)
-        print(f"error: {str(error) or 'not enough memory; use smaller numbers'}", file=sys.stderr)
+        said = str(error) or "not enough memory; use smaller numbers"
+        if isinstance(error, NotTrustedError):
+            said += ": " + shlex.join([*invocation().split(), *sys.argv[1:], "--trust"])
+        print(f"error: {said}", file=sys.stderr)
         sys.exit(2)
     except BrokenPipeError:  # what reads the output, such as head, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -81,6 +89,23 @@ def command(main: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
+
+
+@functools.cache
+def answer_interrupts() -> None:
+    """Ctrl-C ends the process at once while a run is compiled, by a thread: Python waits until XLA returns."""
+    receiver, sender = os.pipe()
+    os.set_blocking(sender, False)
+    signal.set_wakeup_fd(sender, warn_on_full_buffer=False)
+
+    def watch() -> None:
+        while number := os.read(receiver, 1):
+            if number[0] == signal.SIGINT and compiling.is_set():
+                Console().show_cursor()
+                print("\nstopped while compiling: nothing new has been trained", file=sys.stderr, flush=True)
+                os._exit(128 + signal.SIGINT)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def resuming_command(out: Path) -> str:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,16 @@ import jax
 import numpy as np
 import tyro
 from rich.console import Console
+from rich.filesize import decimal
 
 from grpo_jax import Config, TrainState
 from grpo_jax.commands.harness.command import DeviceArguments, make_console, mesh_sizes, new_folder
 from grpo_jax.commands.harness.figures import Form, print_table, table
-from grpo_jax.commands.harness.limits import Seed, Seeds
+from grpo_jax.commands.harness.limits import Count, Seed, Seeds
+from grpo_jax.commands.harness.parsing import invocation
 from grpo_jax.devices.mesh import make_mesh
 from grpo_jax.errors import ConfigError
+from grpo_jax.recording.config_file import FIELDS, NotTrustedError, config_fields, from_json
 from grpo_jax.recording.figures import plot_settings
 from grpo_jax.recording.policy_saver import FOLDER as POLICIES
 from grpo_jax.recording.run_folder import Recording
@@ -27,7 +31,7 @@ from grpo_jax.runs.programs import keep_programs
 from grpo_jax.runs.progress import Chunk, Progress
 from grpo_jax.runs.run_spec import RunSpec
 from grpo_jax.sweeps import study
-from grpo_jax.sweeps.runs import SAMPLED_RETURN, Score, run_keys
+from grpo_jax.sweeps.runs import NUM_FINAL, Score, run_keys, sampled_return
 from grpo_jax.types import PyTree
 
 
@@ -43,7 +47,7 @@ class RecordingArguments(Recording):
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationArguments:
-    """Evaluations while training."""
+    """Evaluations while training, and after it."""
 
     evaluate_every: int = 0
     """Iterations between two evaluations of the policies, with sampled and with greedy actions; 0 for none."""
@@ -53,6 +57,8 @@ class EvaluationArguments:
     """Stop a seed once the return of an evaluation (sampled actions) is at least this."""
     stop_without_progress: int | None = None
     """Stop a seed after this many evaluations in a row without a better return."""
+    num_final: Count = NUM_FINAL
+    """Episodes of the final evaluation of each seed, all played until the longest ends; fewer cost less time."""
 
     def make(self) -> Evaluate | None:
         """The evaluations; raises ConfigError if a criterion has none to decide by."""
@@ -107,19 +113,21 @@ class StudyArguments:
 class CommandStudy(study.Study):
     """The runs of one command, by its flags; `name` is that of the folder, if the flags have none."""
 
-    def __init__(self, name: str, plans: list[RunSpec], arguments: StudyArguments, *, score: Score = SAMPLED_RETURN):
+    def __init__(self, name: str, plans: list[RunSpec], arguments: StudyArguments, *, score: Score | None = None):
         self._arguments = arguments
-        super().__init__(plans, **study_options(name, arguments), score=score)
+        options = study_options(name, arguments)
+        super().__init__(plans, **options | {"score": score or options["score"]})
 
     def run_all(
         self,
         params: Callable[[Config], PyTree] | None = None,
         callback: Callable[[RunSpec, Progress, Chunk | None], None] | None = None,
+        **options: Any,
     ) -> list[TrainState]:
         """Makes the planned runs, one after the other; returns the trained states of each, `[num_seeds, ...]`.
 
         Policies start from `params(config)`, `[num_seeds, ...]`, if given. `callback` is that of `run`, with the plan
-        as its first argument.
+        as its first argument; so are the options.
         """
         trained = []
         for plan in self.plans:
@@ -128,6 +136,7 @@ class CommandStudy(study.Study):
                 self._arguments.evaluation_keys,
                 params=None if params is None else functools.partial(params, plan.config),
                 callback=None if callback is None else functools.partial(callback, plan),
+                **options,
             )
             trained.append(run.result.states)
             self.add(run._replace(result=run.result._replace(states=None)))
@@ -145,7 +154,7 @@ class CommandStudy(study.Study):
             print_table(self.console, table(runs), self._arguments.format, title=environment, caption=caption)
         seeds = f"{self._score.caption}; {describe_seeds(self._arguments.num_seeds)}"
         self.console.print(f"Final {env.words[0]}: {seeds}.", soft_wrap=True)
-        print_files(self.console, self.out, "summary.json", "metrics.jsonl", "learning_curves.png")
+        print_files(self.console, self.out, self.runs[0].config, "summary.json", "metrics.jsonl", "learning_curves.png")
 
 
 def study_options(name: str, arguments: StudyArguments) -> dict[str, Any]:
@@ -153,8 +162,6 @@ def study_options(name: str, arguments: StudyArguments) -> dict[str, Any]:
     out, sizes = arguments.out, arguments.devices.mesh
     if arguments.recording.resume and out is None:
         raise ConfigError("--resume needs the folder of the run; name it with --out")
-    if out is not None and not (out.parent.exists() or out.parent == new_folder("").parent):
-        raise ConfigError(f"--out {out}: there is no folder {out.parent}; correct the path, or make that folder first")
     arguments.recording.check()
     options = {
         "recording": dataclasses.replace(arguments.recording, out=out or new_folder(name)),
@@ -162,6 +169,7 @@ def study_options(name: str, arguments: StudyArguments) -> dict[str, Any]:
         "mesh": make_mesh(**mesh_sizes(sizes, "--mesh")) if sizes else None,
         "console": make_console(quiet=not is_process_zero()),
         "compilation_cache": arguments.compilation_cache,
+        "score": sampled_return(arguments.evaluation.num_final),
     }
     if arguments.compilation_cache:
         keep_programs()
@@ -170,8 +178,13 @@ def study_options(name: str, arguments: StudyArguments) -> dict[str, Any]:
     return options
 
 
-def print_files(console: Console, out: Path, *names: str) -> None:
-    """Prints the names of the files of results, and the size of the policies."""
+def print_files(console: Console, out: Path, config: Config, *names: str) -> None:
+    """Prints the names of the files of results, the size of the policies, and what to type if these need own code."""
     size = sum(path.stat().st_size for path in (out / POLICIES).rglob("*.npz"))
-    policies = [f"policies ({size / 1e6:.1f} MB)"] if size else []
+    policies = [f"policies ({decimal(size)})"] if size else []
     console.print(f"Results in {out}: {', '.join([*names, *policies])}", soft_wrap=True)
+    try:
+        from_json(out, config_fields(config)[0], FIELDS, "Config")
+    except NotTrustedError:
+        again = f"{invocation('evaluate')} {shlex.quote(str(out))} --trust"
+        console.print(f"The policies need code of yours, which is imported only on request: {again}", soft_wrap=True)

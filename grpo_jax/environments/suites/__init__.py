@@ -1,5 +1,7 @@
 """Environments named "suite:name": token tasks, and suites of other packages, each an extra."""
 
+import contextlib
+import io
 import subprocess
 import warnings
 from importlib import import_module
@@ -52,7 +54,9 @@ def from_suite(suite: str, name: str) -> Any:
         with warnings.catch_warnings():
             if suite in NAMES:
                 warnings.simplefilter("ignore")  # brax recommends MJX's own suites
-                known, world = NAMES[suite](), name.partition("/")[0]
+                with contextlib.redirect_stdout(io.StringIO()):  # MJX prints that warp is not installed
+                    known = NAMES[suite]()
+                world = name.partition("/")[0]
                 if world not in known:
                     raise ConfigError(f"{suite} has no environment {name!r}: {nearest(world, known)}")
             return SUITES[suite](name)
