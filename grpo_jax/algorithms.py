@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
 from grpo_jax import baselines, objectives
-from grpo_jax.errors import ConfigError, nearest
+from grpo_jax.errors import ConfigError, check_arguments, nearest
 from grpo_jax.groups import ANCHORED, CONTINUE, FRESH, Start
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.importing import held_name
@@ -60,18 +60,12 @@ class Algorithm(NamedTuple):
     whole_minibatches: bool = False  # compute the gradient of a minibatch in one piece: a slot compares its samples
 
 
-_replace = Algorithm._replace
-
-
 def _with_slots(self: Algorithm, /, **slots) -> Algorithm:
-    """The algorithm with other values in some slots; ConfigError for an unknown one, with the nearest."""
-    for slot in slots:
-        if slot not in Algorithm._fields:
-            raise ConfigError(f"an algorithm has no slot {slot!r}: {nearest(slot, Algorithm._fields)}")
-    return _replace(self, **slots)
+    check_arguments("Algorithm", slots, Algorithm._fields)
+    return Algorithm(**self._asdict() | slots)
 
 
-Algorithm._replace = _with_slots
+Algorithm._replace = _with_slots  # with an error that names the slot most like an unknown one
 
 _HINTS = get_type_hints(Algorithm, include_extras=True)
 SLOT_CALLS = {slot: f"f{hint.__metadata__[0]}" for slot, hint in _HINTS.items() if hasattr(hint, "__metadata__")}

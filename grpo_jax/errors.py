@@ -180,10 +180,11 @@ def user_code(what: str, advice: str = "") -> Iterator[None]:
         raise ConfigError(f"{what} with {type(error).__name__}: {first_line(error)}{advice}") from error
 
 
-def traced_advice(error: Exception) -> str:
-    """What to write instead, where an error of JAX says that a function uses an array as a Python value; else ""."""
-    advice = "; its arguments are traced: write jnp.where or jax.lax.cond for `if`, and jnp for numpy"
-    return advice if isinstance(error, jax.errors.JAXTypeError) else ""
+def in_short(error: Exception) -> str:
+    """An error's message; JAX's for a tracer in Python's `if` or in NumPy is one line, with what to write instead."""
+    if not isinstance(error, jax.errors.JAXTypeError):
+        return str(error) or type(error).__name__
+    return f"{first_line(error)}; it is traced: write jnp.where or jax.lax.cond for `if`, and jnp for numpy"
 
 
 def with_own_frames(error: BaseException) -> BaseException:

@@ -14,7 +14,7 @@ import jax
 
 from grpo_jax.environments.casting import as_values
 from grpo_jax.environments.parameters import LIMIT, cast_parameters
-from grpo_jax.errors import ConfigError, first_line, traced_advice
+from grpo_jax.errors import ConfigError, in_short
 from grpo_jax.types import PyTree
 
 _PARTS = ("default_params", "action_space", "reset_env", "step_env", "is_truncated")
@@ -129,5 +129,5 @@ def naming(part: str, name: str) -> Iterator[None]:
     except (ConfigError, jax.errors.JaxRuntimeError):
         raise
     except Exception as error:
-        what = f"{type(error).__name__}: {first_line(error)}{traced_advice(error)}"
-        raise ConfigError(f"{part} of {name!r}: {what}") from error
+        what = in_short(error).splitlines()[0]
+        raise ConfigError(f"{part} of {name!r}: {type(error).__name__}: {what}") from error

@@ -84,8 +84,7 @@ class TrainedPolicy:
             space; with `frame_stack` the last ones side by side, oldest first.
           key: samples the action; None takes the most probable one.
           carry: of a recurrent policy: from `initial_carry` at the start of an episode, then from the call before.
-          action_mask: bool `[num_actions]` or `[N, num_actions]`, the legal actions; needed where the environment has
-            masks.
+          action_mask: bool `[num_actions]` or `[N, num_actions]`, the legal actions, if the environment has masks.
 
         Returns:
           The action, `[...]` or `[N, ...]`; with a carry, the action and the next carry.
@@ -108,10 +107,7 @@ class TrainedPolicy:
         if action_mask is not None:
             action_mask = _as_action_mask(self.config, action_mask, num, is_single)
         elif self.config.env.action_mask is not None:
-            raise ConfigError(
-                f"in {self.config.env.name!r} not every action is always legal: write policy.act(observation, "
-                "action_mask=mask), a bool for each action, True if it is legal"
-            )
+            raise ConfigError(f"{self.config.env.name!r} has masks: write policy.act(observation, action_mask=mask)")
         before = self.initial_carry(num) if carry is None else carry
         for leaf in jax.tree.leaves(before):
             if leaf.shape[:1] != (num,):  # a single carry would be broadcast to all observations

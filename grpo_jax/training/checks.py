@@ -13,16 +13,7 @@ from grpo_jax.algorithms import SLOT_CALLS, algorithms_with, name_of
 from grpo_jax.config import Config, kept_with
 from grpo_jax.devices.mesh import ENVS, ROWS
 from grpo_jax.environments.spaces import Discrete
-from grpo_jax.errors import (
-    OTHER_WORDS,
-    ConfigError,
-    are_alike,
-    describe_arrays,
-    describe_function,
-    first_line,
-    traced_advice,
-    user_code,
-)
+from grpo_jax.errors import OTHER_WORDS, ConfigError, are_alike, describe_arrays, describe_function, in_short, user_code
 from grpo_jax.hyperparams import Hyperparams, advice_on, completed
 from grpo_jax.importing import is_custom
 from grpo_jax.training.budget import check_budget
@@ -121,9 +112,8 @@ def _try_on_shapes(config: Config, structure: Any) -> Metrics:
     except ConfigError:
         raise
     except Exception as error:  # of a custom slot, or other code of the user
-        what = first_line(error) if traced_advice(error) else error  # JAX then lists all arrays of the state
         advice = _advice(config, error)
-        raise ConfigError(f"the algorithm and this configuration do not fit: {what}{advice}") from error
+        raise ConfigError(f"the algorithm and this configuration do not fit: {in_short(error)}{advice}") from error
     if difference := first_difference(state, after):
         path, before, changed = difference
         raise ConfigError(
@@ -215,11 +205,9 @@ def _advice(config: Config, error: Exception) -> str:
             code = getattr(function, "__code__", None)
             name = getattr(function, "__qualname__", "")
             if code is not None and (code in frames or (name and f"{name}()" in str(error))):
-                if traced := traced_advice(error):
-                    return f"; {name} fills the slot {slot}{traced}"
                 advice = '; with_hyperparams(f, "clip_low") passes numbers by name' if "hyperparams" in call else ""
                 return f"; {name} fills the slot {slot}, which is called as {call}{advice}"
-    return traced_advice(error)
+    return ""
 
 
 def _check_distribution(config: Config) -> None:

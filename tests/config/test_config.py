@@ -122,7 +122,7 @@ MISTAKES = {
     "parts of a minibatch that a slot compares": ({"algorithm": "kl_cov", "num_microbatches": 2}, "num_microbatches=2"),
     "a slot with a Python if": (
         {"algorithm": GRPO._replace(reduce=lambda mask: mask / 2 if mask.any() else mask)},
-        "array with shape bool.*lambda> fills the slot reduce; its arguments are traced: write jnp.where",
+        "array with shape bool.*; it is traced: write jnp.where.*lambda> fills the slot reduce",
     ),
     "nobody beside the greedy member": ({"algorithm": REMAX, "group_size": 1}, "group_size=1 .*use group_size=2"),
 }

@@ -11,7 +11,8 @@ from probes import Probe
 from small import small_config
 
 from grpo_jax import Config, Hyperparams
-from grpo_jax.commands.export import make_program
+from grpo_jax.commands.export import make_program, save_arrays, save_numpy
+from grpo_jax.commands.harness import exported_policy
 from grpo_jax.environments import Box, Discrete, HostEnvironment, MultiDiscrete, make_environment, stack_frames
 from grpo_jax.environments.casting import exact_leaves
 from grpo_jax.errors import ConfigError
@@ -115,7 +116,7 @@ def policy_of(environment, **fields):
     return TrainedPolicy("run", config, config.policy.init(KEY), *parts)
 
 
-def test_a_policy_takes_and_gives_what_an_environment_on_the_host_does():
+def test_a_policy_takes_and_gives_what_an_environment_on_the_host_does(tmp_path, monkeypatch):
     space = gym.MultiDiscrete([2, 3], start=[-4, 5])
     policy = policy_of(HostEnvironment(lambda: OnHost(NESTED, space), max_steps=3))
     observation = policy.config.env.observation
@@ -130,6 +131,10 @@ def test_a_policy_takes_and_gives_what_an_environment_on_the_host_does():
     program = make_program(policy, greedy=True)
     batch = jax.tree.map(lambda x: jnp.asarray(x)[None], seen)
     np.testing.assert_array_equal(program.function(batch)[0], policy.act(seen))
+    save_arrays(policy, tmp_path)
+    assert save_numpy(policy, tmp_path)
+    monkeypatch.setattr(exported_policy, "__file__", tmp_path / "policy.py")
+    np.testing.assert_array_equal(exported_policy.act(seen), policy.act(seen))
     assert program.arguments["observation"]["deep"][0].dtype == jnp.int32
 
 

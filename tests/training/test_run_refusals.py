@@ -54,7 +54,7 @@ REFUSED = [
     (of_fields(PPO._replace(live_groups_only=True)), "live_groups_only is for groups"),
     (of_fields(REMAX._replace(start=ANCHORED)), "whole episodes"),
     (of_fields(GRPO._replace(start=forked(2)), environment="tokens:sort-3"), "rewards whole episodes"),
-    (lambda: PPO._replace(advantages=None), "an algorithm has no slot 'advantages': did you mean 'advantage'"),
+    (lambda: PPO._replace(advantages=None), "unknown argument 'advantages' of Algorithm: did you mean 'advantage'"),
     (lambda: forked(2.5), "the same state is forked"),
 ]
 

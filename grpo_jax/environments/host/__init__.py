@@ -69,7 +69,7 @@ class HostEnvironment(Timed):
         self, make: Callable[[], Any], *, name: str | None = None, max_steps: int | None = None, max_kept: int = 1024
     ):
         if not callable(make) or of_gymnasium(make) and not isinstance(make, type):
-            raise ConfigError(instead_of_instance(make))
+            raise ConfigError(_instead_of(make))
         self.name, self._make = name or getattr(make, "__name__", type(make).__name__), make
         first, second = make(), make()
         self.action_space, self.observation_space = lambda _: first.action_space, lambda _: first.observation_space
@@ -85,9 +85,8 @@ class HostEnvironment(Timed):
                 num_masked = int(first.action_space.n) if decode is int else 0
             self.episodes = Episodes(make, (first, second), given, decode, max_kept, num_masked)
             self._try_out(copy.deepcopy(first.action_space), limit)
-        masks = [jax.ShapeDtypeStruct((num_masked,), bool)] if num_masked else []
-        observed, self._structure = jax.tree.flatten(given)
-        self._leaves = *observed, *masks
+        mask = jax.ShapeDtypeStruct((num_masked,), bool) if num_masked else None
+        self._leaves, self._structure = jax.tree.flatten((given, mask))
         self._moved = *self._leaves, jax.ShapeDtypeStruct((), jnp.float32), jax.ShapeDtypeStruct((), bool)
 
     def _try_out(self, space, limit):
@@ -101,11 +100,8 @@ class HostEnvironment(Timed):
         try:
             self.episodes.try_out(choose, NUM_TRIED, limit)
         except Unrepeatable as error:
-            warnings.warn(
-                f"environment {self.name!r} on the host: {error}. As it is, a run cannot be resumed, and groups, which "
-                "replay episodes, end with an error",
-                stacklevel=3,
-            )
+            effect = "so a run cannot be resumed, and groups, which replay episodes, end with an error"
+            warnings.warn(f"environment {self.name!r} on the host: {error}; {effect}", stacklevel=3)
 
     @property
     def identity(self) -> tuple:
@@ -116,7 +112,7 @@ class HostEnvironment(Timed):
         seed = jax.random.randint(key, (), 0, jnp.iinfo(jnp.int32).max)
         starts = functools.partial(self._arrays, lambda seed: self.episodes.start(int(seed)))
         digest, *leaves = call_host(starts, (_DIGEST, *self._leaves), seed)
-        observation, mask = self._seen(leaves)
+        observation, mask = self._structure.unflatten(leaves)
         shape = (params.max_steps_in_episode, *self._action.shape)
         state = HostState(seed, jnp.zeros(shape, self._action.dtype), jnp.int32(0), digest, jnp.bool_(False), mask)
         return observation, state
@@ -127,14 +123,9 @@ class HostEnvironment(Timed):
         digest, *leaves, reward, terminated = call_host(self._steps, (_DIGEST, *self._moved), state, action)
         time = state.time + 1
         ended = state.ended | terminated | (time >= params.max_steps_in_episode)
-        observation, mask = self._seen(leaves)
+        observation, mask = self._structure.unflatten(leaves)
         after = HostState(state.seed, state.actions.at[state.time].set(action), time, digest, ended, mask)
         return observation, after, reward, terminated, {}
-
-    def _seen(self, leaves):
-        """The observation and the mask of legal actions, or None."""
-        num = self._structure.num_leaves
-        return self._structure.unflatten(leaves[:num]), leaves[num] if leaves[num:] else None
 
     def _steps(self, state, action):
         idle = Moment(bytes(8), [np.zeros(each.shape, each.dtype) for each in self._moved])
@@ -173,14 +164,13 @@ def of_gymnasium(found: Any) -> bool:
     return any(each.__module__.partition(".")[0] in ("gymnasium", "gym") for each in kind.__mro__)
 
 
-def instead_of_instance(instance: Any) -> str:
-    """What to write instead of an instance, or of something else that makes none."""
+def _instead_of(instance: Any) -> str:
     name, spec = type(instance).__name__, getattr(instance, "spec", None)
-    write = f"HostEnvironment({name}, max_steps=30), or HostEnvironment(lambda: {name}(...), max_steps=30) if it has"
-    write = f"{write} arguments"
-    if spec is not None:
-        write = f"environment='gymnasium:{spec.id}', or HostEnvironment(lambda: {name}(...)) if it has other wrappers"
-    return f"this {name} is one instance, and each of the parallel environments needs its own: write {write}"
+    write = f"environment='gymnasium:{spec.id}'" if spec else f"HostEnvironment({name}, max_steps=30)"
+    return (
+        f"this {name} is one instance, and each of the parallel environments needs its own: write {write}, or "
+        f"HostEnvironment(lambda: {name}(...), max_steps=30) for what has arguments or wrappers"
+    )
 
 
 class Gymnasium(HostEnvironment):

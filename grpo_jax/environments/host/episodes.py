@@ -86,15 +86,9 @@ class Episodes:
         return self._moments[key]
 
     def try_out(self, choose: Callable, num_steps: int, limit: int) -> None:
-        """Plays the first steps of an episode, and twice again, on another instance and on one that has played them.
+        """Plays at most so many steps of an episode with the actions that `choose` gives for the legal ones, if masked.
 
-        Args:
-          choose: an action's array, for the legal actions if there are masks.
-          num_steps: the most that are played.
-          limit: of an episode's steps; 0: none.
-
-        Raises:
-          Unrepeatable: it differs when it is played again.
+        Then another instance plays them twice. Raises Unrepeatable if they differ. A limit of 0 is none.
         """
         (instance, moment), actions = self._begin(0), []
         while not moment.ended and len(actions) < num_steps:
@@ -122,12 +116,12 @@ class Episodes:
         *returned, info = as_values(instance.step(self._decode(action)), _STEP, "step")
         leaves = exact_leaves((self._given, *_NUMBERS), tuple(returned), "what step gives", single=True)
         *arrays, reward, terminated, truncated = leaves
+        ended = bool(terminated or truncated)
         if truncated and not terminated and time < limit:
             raise ConfigError(
                 f"the environment truncates an episode after {time} steps, before max_steps_in_episode={limit}; use "
                 f"max_steps_in_episode={time}, or terminate there"
             )
-        ended = bool(terminated or truncated)
         legal = self._legal(instance, info, ended or time == limit)
         arrays += [*legal, reward, terminated]
         return Moment(_digest(digest, action.tobytes(), *arrays), arrays, legal, ended)
@@ -135,9 +129,8 @@ class Episodes:
     def _legal(self, instance: Any, info: Any, ended: bool) -> list[np.ndarray]:
         if not self._num_masked:
             return []
-        if (found := find_mask(instance, info)) is None:
-            raise ConfigError('the info of a step has no "action_mask", but that of the reset has; give both one')
-        array, what = np.asarray(found[0]), found[1]
+        mask, what = find_mask(instance, info) or (None, 'info["action_mask"]')
+        array = np.asarray(mask)
         if array.shape != (self._num_masked,) or array.dtype.kind not in "biuf":
             raise ConfigError(f"{what} is {array.dtype}{list(array.shape)}; give [{self._num_masked}], True if legal")
         if not (array.any() or ended):
