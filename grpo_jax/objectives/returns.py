@@ -53,6 +53,12 @@ def gae(
     Returns:
       `[T, ...]`, in the units of the values.
     """
+    if values is None:
+        raise ValueError(
+            "the advantage is relative to the values of a critic or of a baseline, and the algorithm has neither; set "
+            "critic=PPO.critic or baseline=kernel_baseline, or use an advantage without, such as "
+            "return_to_go_advantage"
+        )
     chex.assert_equal_shape([rewards, values, next_values, terminated, truncated])
     rewards, values, next_values = map(at_least_float32, (rewards, values, next_values))
     terminated, ended = terminated.astype(bool), jnp.logical_or(terminated, truncated)
@@ -180,12 +186,6 @@ def optimal_token_baseline_advantage(trajectory: Trajectory, hyperparams: Hyperp
 
 def gae_advantage(trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
     """Generalised advantage estimation on the values of the baseline, or else of the critic."""
-    if trajectory.value is None:
-        raise ValueError(
-            "the advantage is relative to the values of a critic or of a baseline, and the algorithm has neither; set "
-            "critic=PPO.critic or baseline=kernel_baseline, or use an advantage without, such as "
-            "return_to_go_advantage"
-        )
     return gae(
         trajectory.reward,
         trajectory.value,
