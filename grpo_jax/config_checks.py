@@ -16,7 +16,7 @@ from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.policies.transformer import Transformer
 
 MAX_SAMPLES = 2**26
-"""Samples of a batch. With more, fewer than five random bits would be left beside the index: see `shuffled_order`."""
+"""Samples of a batch. With more, fewer than five random bits would be left beside the index: see `sorted_order`."""
 
 MAX_STEPS = 2**30
 """The most environment steps of an iteration, so that int32 holds two iterations' (see `types.StepCount`)."""

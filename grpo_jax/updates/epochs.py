@@ -14,8 +14,9 @@ from grpo_jax.policies import Policy, bind_frozen, combine, partition
 from grpo_jax.policies.sampling import bind_reference
 from grpo_jax.types import Batch, Metrics, PyTree, TrainState
 from grpo_jax.updates.loss import RATIO_MAX
-from grpo_jax.updates.minibatches import StackedMetrics, make_gradient, make_minibatches, minibatch_order
+from grpo_jax.updates.minibatches import StackedMetrics, make_gradient, make_minibatches
 from grpo_jax.updates.optimizers import make_flattening
+from grpo_jax.updates.orders import minibatch_order
 from grpo_jax.updates.schedules import AdaptiveState, follow_kl
 
 

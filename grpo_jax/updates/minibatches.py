@@ -44,38 +44,6 @@ class StackedMetrics:
         return dict(zip(self.names, jnp.moveaxis(self.values, -1, 0), strict=True))
 
 
-def shuffled_order(key: jax.Array, valid: jax.Array) -> jax.Array:
-    """`[..., n]` int32: the indices 0 … n-1 in random orders, those of valid samples before the others.
-
-    One uint32 for each sample is sorted: a bit for "not valid", then random bits, then the index. That takes an eighth
-    of the time of `jax.random.permutation`. Samples whose random bits coincide keep their order.
-
-    Args:
-      key: of the orders.
-      valid: `[..., n]` bool; n at most `config_checks.MAX_SAMPLES`, so that five random bits are left.
-    """
-    index = jax.lax.broadcasted_iota(jnp.uint32, valid.shape, valid.ndim - 1)
-    index_mask = jnp.uint32(2 ** max(valid.shape[-1] - 1, 1).bit_length() - 1)
-    random = jnp.where(valid, jnp.uint32(0), jnp.uint32(2**31)) | jax.random.bits(key, valid.shape, jnp.uint32) >> 1
-    return (jnp.sort((random & ~index_mask) | index) & index_mask).astype(jnp.int32)
-
-
-def minibatch_order(config: Config, key: jax.Array, mask: jax.Array) -> jax.Array:
-    """`[U, K, n]`: the sequences of a batch, dealt out in another random order each epoch, `n` of each of `K` blocks.
-
-    Args:
-      config: the numbers of epochs, minibatches and blocks, and of neighbouring members that stay together.
-      key: of the orders.
-      mask: `[S, N]` bool; sequences with a valid sample are dealt out first, and evenly.
-    """
-    num_epochs, num_blocks, members = config.num_epochs, config.shuffle_blocks, config.members_per_carry
-    filled = jnp.any(mask.reshape(mask.shape[0], num_blocks, -1, members), axis=(0, 3))
-    units = shuffled_order(key, jnp.broadcast_to(filled, (num_epochs, *filled.shape)))
-    units = units.reshape(num_epochs, num_blocks, -1, config.num_minibatches, 1)
-    sequences = units * members + jnp.arange(members).reshape(1, 1, 1, 1, -1)
-    return jnp.moveaxis(sequences, 3, 1).reshape(num_epochs * config.num_minibatches, num_blocks, -1)
-
-
 def _take(tree: PyTree, indices: jax.Array) -> PyTree:
     """The samples at `indices [K, n]` within each of `K` equal blocks: each leaf `[S, N, ...]` as `[S, K * n, ...]`."""
 

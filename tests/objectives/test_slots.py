@@ -21,7 +21,7 @@ from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.training.train_step import initial_state
 from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.loss import predict
-from grpo_jax.updates.minibatches import shuffled_order
+from grpo_jax.updates.orders import sorted_order
 
 SMALL = {"num_envs": 8, "group_size": 4, "env_params": {"max_steps_in_episode": 16}, "network": MLP((8,))}
 
@@ -70,7 +70,7 @@ def test_parts_of_a_minibatch_have_its_gradient(name):
 
     @jax.jit
     def gradients(params):
-        indices = shuffled_order(jax.random.key(3), jnp.any(batch.mask, axis=0))
+        indices = sorted_order(jax.random.key(3), jnp.any(batch.mask, axis=0))
         return [gradient_of(config, n, params, batch, indices, state.hyperparams) for n in (1, 4)]
 
     (whole_loss, whole_metrics, whole), (loss, metrics, accumulated) = jax.tree.map(np.asarray, gradients(moved))

@@ -16,7 +16,7 @@ from grpo_jax.devices.execution_plan import CPU, GPU, resolve_plan
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import forked
 from grpo_jax.policies import MLP, Transformer
-from grpo_jax.updates.minibatches import minibatch_order
+from grpo_jax.updates.orders import minibatch_order
 
 SMALL = {"num_envs": 8, "network": MLP((8, 8)), "num_minibatches": 2, "num_epochs": 2}
 SORT = {"environment": "tokens:sort-3", "group_size": 4, "num_epochs": 4}

@@ -17,7 +17,6 @@ from grpo_jax.policies import MLP
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.epochs import update_epochs
-from grpo_jax.updates.minibatches import shuffled_order
 from grpo_jax.updates.optimizers import make_optimizer
 from grpo_jax.updates.schedules import scheduled_rate
 
@@ -108,32 +107,3 @@ def test_nan_rewards_leave_the_parameters_bitwise():
     assert metrics["optim/skipped_updates"] == 4
     assert bits((after.params, after.opt_state)) == bits((state.params, state.opt_state))
     assert metrics["environment/steps"] == 24 and after.iteration == 1
-
-
-# --- the order of samples --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("num_samples", [1, 3, 70_000])
-def test_an_order_is_a_permutation_with_the_valid_first(num_samples):
-    valid = jax.random.bernoulli(jax.random.key(1), 0.3, (num_samples,))
-    order = np.asarray(jax.jit(shuffled_order)(jax.random.key(0), valid))
-    assert sorted(order) == list(range(num_samples))
-    assert np.all(np.diff(np.asarray(valid)[order].astype(int)) <= 0)
-
-
-def test_every_order_of_five_is_equally_frequent():
-    orders = jax.vmap(lambda key: shuffled_order(key, jnp.ones(5, bool)))(jax.random.split(jax.random.key(0), 60_000))
-    counts = np.unique(np.asarray(orders) @ 5 ** np.arange(5), return_counts=True)[1]
-    assert len(counts) == 120
-    chi_square = np.sum((counts - 500.0) ** 2 / 500.0)
-    assert chi_square < 119 + 4 * np.sqrt(2 * 119)  # mean and standard deviation of its distribution
-
-
-def test_a_sample_of_a_large_batch_may_land_anywhere():
-    # 2^20 samples share 2^12 random values: almost every one is tied with hundreds, which keep their order.
-    num_samples = 2**20
-    order = np.asarray(shuffled_order(jax.random.key(3), jnp.ones(num_samples, bool)))
-    assert abs(np.corrcoef(order, np.arange(num_samples))[0, 1]) < 0.005
-    # A minibatch of a sixteenth has its share of every sixteenth of the batch.
-    shares = np.histogram2d(order // (num_samples // 16), np.arange(num_samples) // (num_samples // 16), bins=16)[0]
-    np.testing.assert_allclose(shares, num_samples / 256, rtol=0.1)
