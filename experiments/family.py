@@ -49,7 +49,9 @@ def main(arguments: Arguments) -> None:
     study.run_all()
     on_cart_pole = [run for run in study.runs if run.environment == CART_POLE]
     unsolved = {str(run.setting) for run in on_cart_pole if run.final_returns.mean() < SOLVED_AT[CART_POLE]}
-    study.finish(notes={label: WHY_NOT.get(label, "did not solve it") for label in unsolved})
+    study.finish()
+    for label in sorted(unsolved):
+        study.console.print(f"{label}: {WHY_NOT.get(label, 'did not solve it')}", soft_wrap=True)
     if on_cart_pole:
         plot_family(on_cart_pole, study.out / "family.png")
     if others := [run for run in study.runs if run.environment != CART_POLE]:

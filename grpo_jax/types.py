@@ -219,8 +219,3 @@ class TrainState(struct.PyTreeNode):
     last_steps: jax.Array  # int32, of the last iteration; before the first, the most that one makes
     episodes: StepCount  # completed episodes so far
     hyperparams: Hyperparams
-
-    def __repr__(self) -> str:
-        """The size: the numbers would fill screens."""
-        sizes = [leaf.size for leaf in jax.tree.leaves(self)]
-        return f"TrainState({len(sizes)} arrays, {sum(sizes):,} numbers, iteration={self.iteration})"

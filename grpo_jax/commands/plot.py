@@ -14,14 +14,14 @@ from grpo_jax.commands.harness.figures import Cell, Form, print_table
 from grpo_jax.commands.harness.limits import OutFolder
 from grpo_jax.commands.harness.parsing import invocation, parse_flags
 from grpo_jax.errors import ConfigError
-from grpo_jax.recording import learning_curve
-from grpo_jax.recording.figures import MEANS_OVER_EPISODES, RETURN, draw_curves, last_known
+from grpo_jax.recording.figures import RETURN, plot_settings
 from grpo_jax.recording.files import check_fields, read_as
 from grpo_jax.recording.metrics_file import METRICS_FILE, VALUES, as_setting, read_metrics, read_settings
 from grpo_jax.recording.run_folder import SUMMARY_FILE
-from grpo_jax.recording.statistics import NUM_RESAMPLES, Curve, describe_seeds, estimate, percentiles
-from grpo_jax.runs.result import last_episodes
-from grpo_jax.runs.run_spec import Setting
+from grpo_jax.recording.statistics import NUM_RESAMPLES, describe_seeds, estimate, iqm, percentiles
+from grpo_jax.runs.progress import Chunk
+from grpo_jax.runs.result import columns_of, final_return
+from grpo_jax.runs.run_spec import NAME, Setting
 
 PICTURE = "comparison.png"
 
@@ -45,9 +45,7 @@ class SavedRun(NamedTuple):
 
     label: str
     environment: str
-    steps: np.ndarray  # [num_iterations, num_seeds] environment steps made
-    values: np.ndarray  # [num_iterations, num_seeds] of the metric, NaN where there is none
-    counts: np.ndarray | None  # [num_iterations, num_seeds] of episodes, if the metric is a mean over them
+    chunk: Chunk  # of all iterations
     final_returns: np.ndarray | None  # [num_seeds] of the final evaluation; None before there is one
 
 
@@ -71,12 +69,9 @@ def read_runs(folder: Path, metric: str = RETURN) -> list[SavedRun]:
         if metric not in chunk.metrics:
             raise ConfigError(f"{path} has no metric {metric!r}; known: {', '.join(sorted(chunk.metrics))}")
         for setting, rows in settings[name].rows.items():
-            values, final = chunk.metrics[metric][:, rows], finals.get(name)
-            counts = chunk.metrics.get("episode/count") if metric in MEANS_OVER_EPISODES else None
-            counts = None if counts is None else counts[:, rows]
-            known = ": ".join(map(str, (each for each in (name, setting) if each.values)))
+            known, final = ": ".join(map(str, (each for each in (name, setting) if each.values))), finals.get(name)
             final = None if final is None or len(final) != chunk.steps.shape[1] else final[rows]
-            runs.append(SavedRun(known, name.environment, chunk.steps[:, rows], values, counts, final))
+            runs.append(SavedRun(known, name.environment, columns_of(chunk, rows), final))
     return runs
 
 
@@ -109,17 +104,14 @@ def final_returns(runs: list[SavedRun]) -> list[np.ndarray]:
     """The final returns of each run, `[num_seeds]`; unless all have some, of the last training episodes."""
     if all(run.final_returns is not None for run in runs):
         return [run.final_returns for run in runs]
-    return [last_known(run.values) if run.counts is None else last_episodes(run.values, run.counts)[0] for run in runs]
+    return [final_return(run.chunk) for run in runs]
 
 
 def plot(runs: list[SavedRun], metric: str, path: Path) -> None:
     """A panel for each environment, with the learning curves."""
-    curves: dict[str, dict[str, Curve]] = {run.environment: {} for run in runs}
-    for run in runs:
-        if not np.isnan(run.values).all():
-            curves[run.environment][run.label] = learning_curve(run.steps, run.values, run.counts)
-    what = {} if metric == RETURN else {"what": metric}
-    draw_curves(curves, path, "environment steps", min(run.values.shape[1] for run in runs), **what)
+    best_first = sorted(zip(runs, final_returns(runs), strict=True), key=lambda run: -np.nan_to_num(iqm(run[1])))
+    blocks = {Setting({NAME: run.label}, run.environment): run.chunk for run, _ in best_first}
+    plot_settings(blocks, path, metric)
 
 
 def table(runs: list[SavedRun]) -> list[list[Cell]]:
@@ -131,24 +123,16 @@ def table(runs: list[SavedRun]) -> list[list[Cell]]:
         for run, final in zip(here, finals, strict=True):
             chance = () if run is here[0] else probability_of_improvement(final, finals[0])
             chance = chance[:1] if len(final) == len(finals[0]) == 1 else chance
-            rows.append([environment, run.label, estimate(final), chance, len(final), run.steps[-1].mean()])
+            rows.append([environment, run.label, estimate(final), chance, len(final), run.chunk.steps[-1].mean()])
     return rows
 
 
 def probability_of_improvement(x: ArrayLike, y: ArrayLike) -> tuple[float, float, float]:
-    """P(X > Y) + P(X = Y) / 2 for a run X of one algorithm and a run Y of another.
+    """P(X > Y) + P(X = Y) / 2 for runs X and Y of two algorithms, of scores `[num_runs]`, and its 95% interval.
 
-    Section 4.3 of https://arxiv.org/abs/2108.13264.
-
-    Args:
-      x, y: scores of the runs of each, `[num_runs]`, perhaps of different numbers.
-
-    Returns:
-      `(probability, low, high)` with its 95% bootstrap interval: 0.5 for equal scores, NaN where any score is NaN.
+    Section 4.3 of https://arxiv.org/abs/2108.13264. NaN where any score is NaN.
     """
-    x, y = np.asarray(x, np.float64).reshape(-1), np.asarray(y, np.float64).reshape(-1)
-    if x.size == 0 or y.size == 0:
-        raise ValueError("a probability of improvement needs runs of both, got none of one.")
+    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
     if np.isnan(x).any() or np.isnan(y).any():
         return np.nan, np.nan, np.nan
     wins = (x[:, None] > y) + 0.5 * (x[:, None] == y)
@@ -169,7 +153,7 @@ def main(arguments: Arguments) -> None:
     console = make_console()
     print_table(console, table(runs), arguments.format)
     if arguments.format == "table":  # else what is printed may go into a file
-        console.print(f"Returns: {describe_seeds(min(run.values.shape[1] for run in runs))}", soft_wrap=True)
+        console.print(f"Returns: {describe_seeds(min(run.chunk.steps.shape[1] for run in runs))}", soft_wrap=True)
         console.print(f"Curves in {path}", soft_wrap=True)
 
 

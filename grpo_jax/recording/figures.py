@@ -68,7 +68,7 @@ def plot_settings(
         if not np.isnan(block.metrics[name]).all():
             curves[setting.environment][label] = learning_curve(block.steps, block.metrics[name], counts)
     note = "" if len(drawn) == len(blocks) else f"the best {NUM_DRAWN} of {len(blocks)} settings; "
-    what = metric or f"{score} of {'evaluation' if evaluated else 'training'} episodes"
+    what = {SAMPLED: f"{score} of evaluation episodes", RETURN: f"{score} of training episodes"}.get(name, name)
     num_seeds = min(block.steps.shape[1] for block in drawn.values())
     return draw_curves(curves, path, over, num_seeds, what=what, note=note)
 
@@ -85,15 +85,9 @@ def ranked_settings(result: RunResult, environment: str = "") -> dict[Setting, C
     blocks = result.by_setting
     ranked = [*blocks]
     if len(blocks) > 1:
-        evaluated = result.metrics.get(SAMPLED)
-        ranked = result.settings.ranked(result.final_return if evaluated is None else last_known(evaluated))
+        evaluated = result.evaluations.sampled
+        ranked = result.settings.ranked(evaluated[-1] if len(evaluated) else result.final_return)
     return {Setting(setting.values, environment): blocks[setting] for setting in ranked}
-
-
-def last_known(values: np.ndarray) -> np.ndarray:
-    """The last value of each column that is not NaN, `[n, R]` to `[R]`; NaN if there is none."""
-    last = len(values) - 1 - np.argmax(~np.isnan(values[::-1]), axis=0)
-    return values[last, np.arange(values.shape[1])]
 
 
 @contextlib.contextmanager

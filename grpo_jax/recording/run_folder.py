@@ -21,7 +21,7 @@ from grpo_jax.recording.files import as_path, plain
 from grpo_jax.recording.identity import identity
 from grpo_jax.recording.metrics_file import METRICS_FILE
 from grpo_jax.runs.programs import compiling
-from grpo_jax.runs.run_spec import RunSpec
+from grpo_jax.runs.run_spec import RunSpec, Setting
 
 SUMMARY_FILE = "summary.json"
 CHECKPOINTS = "checkpoints"
@@ -29,9 +29,13 @@ _locks: dict[Path, TextIO] = {}
 """Of each folder that this process has locked, the open file."""
 
 
-def describe_run(spec: RunSpec) -> dict[str, Any]:
-    """Everything that the run's numbers depend on, in JSON's types; to resume a run, only its budgets may be larger."""
-    described = {"run": spec.setting, "config": describe(spec.config), "hyperparams": vars(spec.hyperparams)}
+def describe_run(spec: RunSpec, setting: Setting | None = None) -> dict[str, Any]:
+    """Everything that the numbers of a run, or of one of its settings, depend on, in JSON's types.
+
+    To resume a run, only its budgets may be larger.
+    """
+    hyperparams = vars(spec.hyperparams) | dict(setting.values if setting else {})
+    described = {"run": spec.setting, "config": describe(spec.config), "hyperparams": hyperparams}
     return plain(described | {"keys": jax.random.key_data(spec.keys), "env_params": spec.env_params})
 
 

@@ -3,7 +3,6 @@
 Agarwal et al., Deep RL at the Edge of the Statistical Precipice, https://arxiv.org/abs/2108.13264
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -45,35 +44,18 @@ def iqm(scores: ArrayLike, *, axis: int | None = None) -> np.ndarray:
     return np.where(np.isnan(scores).any(axis=-1), np.nan, middle.mean(axis=-1))[()]
 
 
-def bootstrap_interval(
-    scores: ArrayLike,
-    *,
-    statistic: Callable[..., np.ndarray] = iqm,
-    confidence: float = 0.95,
-) -> tuple[float, float]:
-    """Percentile interval of a statistic by stratified bootstrap: runs are redrawn within each task (section 4.1).
+def bootstrap_interval(scores: ArrayLike) -> tuple[float, float]:
+    """The 95% interval of the interquartile mean of scores `[num_runs]`: percentiles of a bootstrap (section 4.1).
 
-    Args:
-      scores: `[num_runs]` or `[num_runs, num_tasks]`, one score a run.
-      statistic: called once as `statistic(samples, axis=-1)` on `[2000, num_runs * num_tasks]`; `np.mean` and
-        `np.median` fit as they are.
-      confidence: the fraction of resamples inside the interval, between 0 and 1.
-
-    Returns:
-      `(low, high)`. One run gives an interval of width 0, which says nothing about other runs. Any NaN score gives
-      `(nan, nan)`.
+    One run gives an interval of width 0, which says nothing about other runs. Any NaN score gives `(nan, nan)`.
     """
     scores = np.asarray(scores, np.float64)
-    if scores.ndim not in (1, 2) or scores.size == 0:
-        raise ValueError(f"scores must be [num_runs] or [num_runs, num_tasks] and not empty, got shape {scores.shape}.")
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence={confidence} must lie between 0 and 1.")
+    if scores.ndim != 1 or scores.size == 0:
+        raise ValueError(f"scores must be [num_runs] and not empty, got shape {scores.shape}.")
     if np.isnan(scores).any():
         return np.nan, np.nan
-    scores = scores.reshape(len(scores), -1)
-    drawn = np.random.default_rng(0).integers(len(scores), size=(NUM_RESAMPLES, *scores.shape))
-    samples = np.take_along_axis(scores[None], drawn, axis=1).reshape(NUM_RESAMPLES, -1)
-    low, high = percentiles(statistic(samples, axis=-1), confidence)
+    drawn = np.random.default_rng(0).integers(len(scores), size=(NUM_RESAMPLES, len(scores)))
+    low, high = percentiles(iqm(scores[drawn], axis=-1))
     return float(low), float(high)
 
 
@@ -173,9 +155,9 @@ def learning_curve(
     return Curve(grid, iqm(values, axis=-1), np.array(low), np.array(high))
 
 
-def percentiles(statistics: np.ndarray, confidence: float = 0.95) -> np.ndarray:
-    """The two ends of the central `confidence` fraction of `statistics`."""
-    return np.quantile(statistics, [(1 - confidence) / 2, (1 + confidence) / 2])
+def percentiles(statistics: np.ndarray) -> np.ndarray:
+    """The two ends of the central 95% of `statistics`."""
+    return np.quantile(statistics, [0.025, 0.975])
 
 
 def checked(steps: ArrayLike, returns: ArrayLike) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

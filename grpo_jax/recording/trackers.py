@@ -14,12 +14,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from grpo_jax.recording.run_folder import check_installed, describe_run
-from grpo_jax.runs.run_spec import RunSpec, Setting, folder_name
+from grpo_jax.runs.run_spec import RunSpec, folder_name
 
 QUARTILES = {"": 0.5, "_q25": 0.25, "_q75": 0.75}
 """The quantile of each suffix of a metric's name; those of metrics that are no returns are medians alone."""
-RETURN = "episode/return_mean"
-"""What TensorBoard shows beside hyperparameters."""
 
 _log = logging.getLogger(__name__)
 
@@ -71,19 +69,13 @@ class TensorBoard:
 
     def __init__(self, directory: Path, spec: RunSpec, steps: np.ndarray | None = None):
         from tensorboardX import SummaryWriter
-        from tensorboardX.summary import hparams
 
         self._writers = []
         for setting, rows in spec.settings.rows.items():
             first_step = 0 if steps is None else int(np.median(steps[rows])) + 1
             writer = SummaryWriter(str(directory / folder_name(str(setting))), purge_step=first_step)
-            described = described_setting(spec, setting)
-            text = json.dumps({name: described[name] for name in ("config", "hyperparams", "env_params")}, indent=2)
-            writer.add_text("config", textwrap.indent(text, 4 * " "))  # of markdown: as it is
-            values = described["config"] | described["hyperparams"]
-            shown = {name: each if type(each) in (int, float) else str(each) for name, each in values.items()}
-            for summary in hparams(shown, {RETURN: 0.0}):
-                writer.file_writer.add_summary(summary)
+            text = json.dumps(describe_run(spec, setting), indent=2)
+            writer.add_text("config", textwrap.indent(text, 4 * " "))  # in Markdown a block of code
             self._writers.append((rows, writer))
 
     def record(self, iteration: int, steps: np.ndarray, metrics: Mapping[str, np.ndarray]) -> None:
@@ -132,7 +124,7 @@ class WeightsAndBiases:
             options |= {"group": group} if group else {}
             # One of several at a time is not `wandb.run`.
             options |= {"reinit": "create_new"} if len(settings.rows) > 1 else {}
-            run = wandb.init(**options, dir=directory, config=described_setting(spec, setting))
+            run = wandb.init(**options, dir=directory, config=describe_run(spec, setting))
             run.define_metric("*", step_metric="environment_steps")
             self._runs.append((rows, run))
 
@@ -146,12 +138,6 @@ class WeightsAndBiases:
         """Sends the rest, in online mode."""
         for _, run in self._runs:
             run.finish()
-
-
-def described_setting(spec: RunSpec, setting: Setting) -> dict[str, Any]:
-    """Everything that the numbers of a setting depend on."""
-    described = describe_run(spec)
-    return described | {"hyperparams": described["hyperparams"] | dict(setting.values)}
 
 
 def log_table(name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, iteration: int) -> None:

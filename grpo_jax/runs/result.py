@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 STEPS = "environment_steps"
 """The name of the environment steps since the start of a run, beside its metrics."""
-NUM_SHOWN = 10
-"""Settings of a result that `print` shows."""
 NUM_EPISODES = 100
 """The fewest episodes of a row that decide its score, if it had as many."""
 
@@ -38,17 +36,14 @@ class RunResult(NamedTuple):
     settings: Settings | None = None  # which rows have the same hyperparameters and env_params; None: all
 
     def __repr__(self) -> str:
-        """The final returns of the best ten settings, and how the run ended."""
+        """How the run ended, and the final returns of the best ten settings."""
         settings, returns = self._settings, self.final_return
-        ranked, few = settings.ranked(returns), NUM_SHOWN
-        lines = [f"RunResult: {len(returns)} {settings.word}, {len(self.steps)} iterations"]
-        for setting in ranked[:few]:
+        ends = describe_ends(self.ended_by, self.used, settings.word)
+        lines = [f"RunResult: {len(returns)} {settings.word}, {len(self.steps)} iterations, {ends}"]
+        for setting in settings.ranked(returns)[:10]:
             seeds = list_first([f"{each:.4g}" for each in returns[settings.rows[setting]]])
-            lines.append(f"  final_return {seeds} {setting}")
-        lines += [f"  and {len(ranked) - few} more settings"] if len(ranked) > few else []
-        lines += [f"  {describe_ends(self.ended_by, self.used, settings.word)}"]
-        lines += [f"  compiled in {self.compile_seconds:.1f} s, trained in {self.train_seconds:.1f} s"]
-        return "\n".join(map(str.rstrip, lines))
+            lines.append(f"  final_return {seeds} {setting}".rstrip())
+        return "\n".join(lines)
 
     @property
     def _settings(self) -> Settings:
@@ -61,8 +56,7 @@ class RunResult(NamedTuple):
         They are the episodes of its last iterations in which 100 or more ended, or all that it had; NaN if none ended.
         Returns of evaluations are in `evaluations`.
         """
-        nothing = np.zeros((0, self.steps.shape[1]))
-        return last_episodes(*(self.metrics.get(f"episode/{name}", nothing) for name in ("return_mean", "count")))[0]
+        return final_return(self)
 
     @property
     def by_setting(self) -> dict[Setting, Chunk]:
@@ -83,6 +77,12 @@ class RunResult(NamedTuple):
         `environment_steps` and the metrics. Raises ConfigError if pandas is not installed.
         """
         return as_dataframe(self.by_setting)
+
+
+def final_return(part: Chunk | RunResult) -> np.ndarray:
+    """See `RunResult.final_return`."""
+    nothing = np.zeros((0, part.steps.shape[1]))
+    return last_episodes(*(part.metrics.get(f"episode/{name}", nothing) for name in ("return_mean", "count")))[0]
 
 
 def last_episodes(returns: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -126,23 +126,18 @@ def stacked(parts: Iterable[Chunk | RunResult]) -> dict[str, np.ndarray]:
     return curves
 
 
-def import_pandas() -> Any:
-    """The package; raises ConfigError if it is not installed."""
-    try:
-        import pandas
-    except ImportError as error:
-        raise ConfigError(
-            "a table needs pandas, which is not installed: pip install pandas; or use curves(), which are arrays"
-        ) from error
-    return pandas
-
-
 def as_dataframe(parts: Mapping[Setting, Chunk | RunResult]) -> "pandas.DataFrame":
     """A line for each iteration of each seed: its setting's values, `seed`, `iteration`, `environment_steps`, metrics.
 
     Raises ConfigError if pandas is not installed.
     """
-    pandas, frames = import_pandas(), []
+    try:
+        import pandas
+    except ImportError as error:
+        raise ConfigError(
+            "to_dataframe() needs pandas, which is not installed: pip install pandas; or use curves(), which are arrays"
+        ) from error
+    frames = []
     for setting, part in parts.items():
         iteration, seed = np.indices(part.steps.shape)
         columns: dict[str, Any] = {"seed": seed, "iteration": iteration, STEPS: part.steps, **part.metrics}

@@ -91,13 +91,12 @@ def make_bases(
             known = {*Config.__dataclass_fields__, *hyperparams.__dataclass_fields__}
             if name in OTHER_WORDS:
                 raise ConfigError(f"{name} is {OTHER_WORDS[name]} here")
-            advice = nearest(name, known)
-            if owner := KnownFields.owner(name):
-                own = issubclass(owner, Hyperparams)
-                advice = (
-                    advice_on(name, hyperparams) if own else f'"network": [MLP({name}=...), MLP({name}=...)] sweeps it'
-                )
-            raise ConfigError(f"{name!r} is no field of Config or {type(hyperparams).__name__}: {advice}")
+            is_known = issubclass(KnownFields.owner(name) or Config, Hyperparams)
+            raise ConfigError(
+                f"{name!r} is no field of Config or {type(hyperparams).__name__} (fields of networks are swept by "
+                'several networks, {"network": [MLP((64,)), MLP((128,))]}): '
+                f"{advice_on(name, hyperparams) if is_known else nearest(name, known)}"
+            )
     hyperparams = hyperparams.replace(**{name: each[0] for name, each in traced.items() if len(each) == 1})
     bases = []
     for name, config in named.items():

@@ -18,7 +18,7 @@ from grpo_jax.objectives.slots import function_name
 from grpo_jax.recording import TrainedPolicy, bootstrap_interval, iqm, load
 from grpo_jax.recording.config_file import config_fields
 from grpo_jax.recording.statistics import describe_estimate, describe_seeds, estimate
-from grpo_jax.runs.result import RunResult, as_dataframe, columns_of, import_pandas, stacked
+from grpo_jax.runs.result import RunResult, as_dataframe, columns_of, stacked
 from grpo_jax.runs.run_spec import Setting, Value
 from grpo_jax.types import TrainState
 
@@ -147,15 +147,13 @@ class SweepResult:
     def ranking_dataframe(self) -> "pandas.DataFrame":
         """A table of pandas, with a line for each setting, the best first: for `to_latex`, `to_markdown`, `to_csv`.
 
-        Its columns are the axes, `final_return`, `low` and `high`, the 95% interval over seeds, and `worst_seed`.
+        Its columns are the axes, `final_return`, and `low` and `high`, the ends of its 95% interval over seeds.
         """
+        import pandas
+
         names = "final_return", "low", "high"  # of one seed, the first alone
-        lines = [
-            {**each.values, **dict(zip(names, estimate(each.final_returns), strict=False))}
-            | {"worst_seed": each.final_returns.min()}
-            for each in self.ranking
-        ]
-        return import_pandas().DataFrame(lines)
+        numbers = (dict(zip(names, estimate(run.final_returns), strict=False)) for run in self.ranking)
+        return pandas.DataFrame([{**run.values, **each} for run, each in zip(self.ranking, numbers, strict=True)])
 
     def load(
         self,

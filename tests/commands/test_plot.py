@@ -41,8 +41,9 @@ def test_runs_are_read_with_what_is_missing_and_still_being_written(folders):
         file.write('{"run": {"values": {"na')
     (run,) = plot.read_runs(folders[0])
     assert run.label == "grpo" and run.environment == "Catch-bsuite" and run.final_returns.tolist() == [0.5, 0.25]
-    np.testing.assert_array_equal(run.values, np.float32([[0.0, np.nan], [0.5, 0.1], [0.6, 0.2]]))
-    assert run.steps[:, 0].tolist() == [100, 200, 300]
+    returns = run.chunk.metrics["episode/return_mean"]
+    np.testing.assert_array_equal(returns, np.float32([[0.0, np.nan], [0.5, 0.1], [0.6, 0.2]]))
+    assert run.chunk.steps[:, 0].tolist() == [100, 200, 300]
     labels = [run.label for run in plot.read_all(folders, "loss/policy")]
     assert labels == ["one", "two: ppo", "two: rloo on a, b"]
 

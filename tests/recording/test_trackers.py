@@ -84,7 +84,7 @@ def test_tensorboard_gets_every_iteration_and_forgets_what_is_made_again(tmp_pat
     tracker.close()
     shown = scalars(tmp_path)
     assert shown[-2:] == [(20, {"policy/entropy": 2.0}), (40, {"policy/entropy": 2.0})]
-    assert "config/text_summary" in shown[0][1] and "_hparams_/experiment" in shown[1][1]
+    assert "config/text_summary" in shown[0][1]
     TensorBoard(tmp_path, spec, steps=np.array([10, 20, 90])).close()
     assert [event.step for event in events(tmp_path) if event.HasField("session_log")][-1] in (0, 21)
 

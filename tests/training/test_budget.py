@@ -90,8 +90,8 @@ def test_iterations_of_any_length_are_counted_and_scheduled(short):
 def test_the_end_of_a_run_says_what_went_wrong_in_all_of_it(short, monkeypatch):
     config, whole = short
     lines = repr(whole).splitlines()
-    assert lines[:2] == ["RunResult: 2 seeds, 41 iterations", "  final_return [3, 3]"] and "98.4%" in lines[2]
-    assert len(repr(whole.states)) < 100 and not end_warnings(config, HYPERPARAMS, whole)
+    assert lines == ["RunResult: 2 seeds, 41 iterations, 98.4% of total_steps used", "  final_return [3, 3]"]
+    assert not end_warnings(config, HYPERPARAMS, whole)
     names = "environment/steps", "optim/skipped_updates", "episode/return_mean", "episode/count"
     metrics = {name: np.full((3, 2), value) for name, value in zip(names, (300.0, 1.0, np.nan, 0.0), strict=True)}
     ends = np.array(["stopped", "total_steps"]), np.array([0.5, 0.9])
@@ -100,8 +100,8 @@ def test_the_end_of_a_run_says_what_went_wrong_in_all_of_it(short, monkeypatch):
     with pytest.warns(UserWarning) as given:
         run(config, HYPERPARAMS, KEYS)
     skipped, ended, left = (str(each.message) for each in given)
-    assert skipped.startswith("3 of 3 updates were skipped") and "112 steps, and the limit of Probe is 64. Its" in ended
-    assert "10% of total_steps=1000 are left, as another iteration, of 300" in left and "num_iterations=3" in left
+    assert skipped.startswith("3 of 3 updates were skipped") and "112 steps" in ended and "after 64." in ended
+    assert "10% of total_steps=1000 are left" in left and "num_iterations=3" in left
 
 
 def test_the_end_of_rows_is_described():

@@ -86,19 +86,19 @@ def table(runs: Sequence[Run]) -> list[list[Cell]]:
     return rows
 
 
-def print_table(console: Console, rows: Sequence[Sequence[Cell]], form: Form = "table", **options: Any) -> None:
-    """Prints a table, whose first row has the names of its columns; `options` are rich's: title, caption."""
-    if form == "csv":
-        console.out(csv_table(rows), end="")
+def print_table(console: Console, rows: Sequence[Sequence[Cell]], form: Form = "table", title: str = "") -> None:
+    """Prints a table, whose first row has the names of its columns."""
     header, *texts = ([*map(as_text, row)] for row in rows)
     if form == "table":
         columns = (Column(name, overflow="fold") for name in header)  # a narrow terminal cuts no number
-        rendered = Table(*columns, box=rich.box.SIMPLE_HEAD, collapse_padding=True, **options)
+        rendered = Table(*columns, box=rich.box.SIMPLE_HEAD, collapse_padding=True, title=title)
         for row in texts:
             rendered.add_row(*row)
-        console.print(rendered)
-    elif form != "csv":
-        console.out({"markdown": markdown_table, "latex": latex_table}[form](header, texts), end="")
+        return console.print(rendered)
+    written = (
+        csv_table(rows) if form == "csv" else {"markdown": markdown_table, "latex": latex_table}[form](header, texts)
+    )
+    return console.out(written, end="")
 
 
 def as_text(cell: Cell) -> str:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -142,16 +142,14 @@ class CommandStudy(study.Study):
             self.add(run._replace(result=run.result._replace(states=None)))
         return trained
 
-    def finish(self, *, notes: Mapping[str, str] | None = None) -> None:
-        """Draws learning_curves.png and prints the tables; `notes` on some runs, by their labels, are below them."""
+    def finish(self) -> None:
+        """Draws learning_curves.png and prints the tables."""
         env = self.runs[0].config.env
         blocks = {run.setting: run.result for run in self.runs}
         plot_settings(blocks, self.out / "learning_curves.png", over=env.step_word, score=env.words[0])
         for environment in dict.fromkeys(run.environment for run in self.runs):
             runs = [run for run in self.runs if run.environment == environment]
-            noted = [f"{run.setting}: {notes[str(run.setting)]}" for run in runs if str(run.setting) in (notes or {})]
-            caption = "\n".join(noted) or None
-            print_table(self.console, table(runs), self._arguments.format, title=environment, caption=caption)
+            print_table(self.console, table(runs), self._arguments.format, title=environment)
         seeds = f"{self._score.caption}; {describe_seeds(self._arguments.num_seeds)}"
         self.console.print(f"Final {env.words[0]}: {seeds}.", soft_wrap=True)
         print_files(self.console, self.out, self.runs[0].config, "summary.json", "metrics.jsonl", "learning_curves.png")
