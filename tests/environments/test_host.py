@@ -145,45 +145,26 @@ class Shows(Walk):
         return self.value, *self.end
 
 
-class Masked(Walk):
-    """Only left at the right of 0, as the method says."""
-
-    def action_masks(self):
-        return [True, self.place <= 0]
+def own(**parts):
+    """A function that makes a Walk, of which some parts are others."""
+    return lambda: type("Own", (Walk,), parts)()
 
 
-class InfoMasked(Walk):
-    """The same, as the info says."""
-
-    def told(self, observation, *others):
-        return observation, *others[:-1], {"action_mask": np.int8([1, self.place <= 0])}
-
-    def reset(self, **options):
-        return self.told(*super().reset(**options))
-
-    def step(self, action):
-        return self.told(*super().step(action))
+def walked(self, action):
+    """A step, whose info has the legal actions: left, and right up to 0."""
+    return *Walk.step(self, action)[:4], {"action_mask": np.int8([1, self.place <= 0])}
 
 
-class Drifting(Walk):
-    """Pays a number that no seed determines."""
-
-    def step(self, action):
-        observation, _, *others = super().step(action)
-        return observation, np.random.default_rng().normal(), *others
+def started(self, **options):
+    return Walk.reset(self, **options)[0], {"action_mask": np.int8([1, self.place <= 0])}
 
 
-def masked(mask):
-    return lambda: type("Own", (Walk,), {"action_masks": lambda self: mask})()
+masked = own(action_masks=lambda self: [True, self.place <= 0])
+drifting = own(step=lambda self, action: (Walk.step(self, action)[0], np.random.normal(), False, False, {}))
 
 
 def bits(low, high, dtype):
     return spaces.Box(low, high, (2,), dtype)
-
-
-class Told(Walk):
-    def reset(self, **options):
-        return super().reset(**options)[0], {"action_mask": [True, True]}
 
 
 the_same = Walk()
@@ -202,10 +183,10 @@ REFUSED = [
     (lambda: Shows(end=(0.0, np.zeros(2, bool), False, {})), r"what step gives has the shapes"),
     (Unseeded, r"differs when it is played again with the same 0 .*self\.np_random"),
     (lambda: Shows(end=(0.0, False, True, {})), "truncates an episode after 1 steps, before max_steps_in_episode=6"),
-    (masked(np.ones(3)), r"action_masks\(\) is float64\[3\]; give \[2\]"),
-    (masked(None), r"action_masks\(\) is object\[\]"),
-    (masked([False] * 2), "no legal action, but the episode goes on; terminate it"),
-    (lambda: Told(), r'info."action_mask".* is object'),
+    (own(action_masks=lambda self: np.ones(3)), r"action_masks\(\) has the shapes \[\(3,\)\], but its space .*2,"),
+    (own(action_masks=lambda self: None), r"action_masks\(\) is of type bool.* NoneType; give numbers"),
+    (own(action_masks=lambda self: [False] * 2), "no legal action, but the episode goes on; terminate it"),
+    (own(reset=started), r'info."action_mask".* NoneType; give'),
     (lambda: Shows(end=2), "TypeError"),
     (lambda: with_actions(spaces.Tuple([spaces.Discrete(2)])), "not supported on the host"),
     (lambda: with_actions(bits(0, 5, np.int32)), "in Box.* are not supported; use Discrete"),
@@ -258,7 +239,7 @@ def test_errors_on_the_host_are_readable(monkeypatch):
     assert caught.value.__cause__.__traceback__.tb_frame.f_code is Failing.step.__code__, "the user's own frames"
 
 
-@pytest.mark.parametrize("kind", [Masked, lambda: gymnasium.Wrapper(Masked()), InfoMasked])
+@pytest.mark.parametrize("kind", [masked, lambda: gymnasium.Wrapper(masked()), own(reset=started, step=walked)])
 def test_masks_of_both_conventions_are_those_of_each_state(kind):
     env = make_environment(HostEnvironment(kind, max_steps=LIMIT))
     states, _ = starts(env)
@@ -268,8 +249,8 @@ def test_masks_of_both_conventions_are_those_of_each_state(kind):
 
 
 def test_what_no_seed_determines_is_told_before_a_run():
-    with pytest.warns(UserWarning, match="'Drifting' on the host: .* with the same . actions.* cannot be resumed"):
-        HostEnvironment(Drifting, max_steps=LIMIT)
+    with pytest.warns(UserWarning, match="on the host: .* with the same 6 actions.* cannot be resumed"):
+        HostEnvironment(drifting, max_steps=LIMIT)
 
 
 def test_a_class_of_gymnasium_needs_no_host_environment_around_it():

@@ -69,7 +69,12 @@ class HostEnvironment(Timed):
         self, make: Callable[[], Any], *, name: str | None = None, max_steps: int | None = None, max_kept: int = 1024
     ):
         if not callable(make) or of_gymnasium(make) and not isinstance(make, type):
-            raise ConfigError(_instead_of(make))
+            own, spec = type(make).__name__, getattr(make, "spec", None)
+            write = f"environment='gymnasium:{spec.id}'" if spec else f"HostEnvironment({own}, max_steps=30)"
+            raise ConfigError(
+                f"this {own} is one instance, and each of the parallel environments needs its own: write {write}, or "
+                f"HostEnvironment(lambda: {own}(...), max_steps=30) for what has arguments or wrappers"
+            )
         self.name, self._make = name or getattr(make, "__name__", type(make).__name__), make
         first, second = make(), make()
         self.action_space, self.observation_space = lambda _: first.action_space, lambda _: first.observation_space
@@ -77,15 +82,14 @@ class HostEnvironment(Timed):
         self._action, decode = host_actions(first.action_space, self.name)
         limit = max_steps or getattr(getattr(first, "spec", None), "max_episode_steps", None) or 0
         super().__init__(None, limit)  # without any limit the door refuses 0, unless env_params has one
-        num_masked = 0
+        mask = None
         with self._naming():
             _, info = as_values(first.reset(seed=0), ("observation", "info"), "reset")
             if find_mask(first, info):
                 self.action_mask = lambda state, params: state.mask  # which the door refuses if they are not Discrete
-                num_masked = int(first.action_space.n) if decode is int else 0
-            self.episodes = Episodes(make, (first, second), given, decode, max_kept, num_masked)
+                mask = jax.ShapeDtypeStruct((int(first.action_space.n),), bool) if decode is int else None
+            self.episodes = Episodes(make, (first, second), given, decode, max_kept, mask)
             self._try_out(copy.deepcopy(first.action_space), limit)
-        mask = jax.ShapeDtypeStruct((num_masked,), bool) if num_masked else None
         self._leaves, self._structure = jax.tree.flatten((given, mask))
         self._moved = *self._leaves, jax.ShapeDtypeStruct((), jnp.float32), jax.ShapeDtypeStruct((), bool)
 
@@ -98,9 +102,9 @@ class HostEnvironment(Timed):
 
         self.episodes.try_out(choose, 0, limit)
         try:
-            self.episodes.try_out(choose, NUM_TRIED, limit)
+            self.episodes.try_out(choose, min(NUM_TRIED, limit or NUM_TRIED), limit)
         except Unrepeatable as error:
-            effect = "so a run cannot be resumed, and groups, which replay episodes, end with an error"
+            effect = "as it is, a run cannot be resumed, and groups, which replay episodes, end with an error"
             warnings.warn(f"environment {self.name!r} on the host: {error}; {effect}", stacklevel=3)
 
     @property
@@ -162,15 +166,6 @@ def of_gymnasium(found: Any) -> bool:
     """Whether this is a class with gymnasium's or gym's interface, or an instance of one."""
     kind = found if isinstance(found, type) else type(found)
     return any(each.__module__.partition(".")[0] in ("gymnasium", "gym") for each in kind.__mro__)
-
-
-def _instead_of(instance: Any) -> str:
-    name, spec = type(instance).__name__, getattr(instance, "spec", None)
-    write = f"environment='gymnasium:{spec.id}'" if spec else f"HostEnvironment({name}, max_steps=30)"
-    return (
-        f"this {name} is one instance, and each of the parallel environments needs its own: write {write}, or "
-        f"HostEnvironment(lambda: {name}(...), max_steps=30) for what has arguments or wrappers"
-    )
 
 
 class Gymnasium(HostEnvironment):

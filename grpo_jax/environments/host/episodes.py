@@ -42,14 +42,11 @@ class Episodes:
       given: shape and dtype of the arrays of an observation.
       decode: the instance's action for an action's array.
       max_kept: the most instances in mid-episode, and the most states, that are kept; at least the size of a batch.
-      num_masked: the number of actions of which masks say which are legal; 0: the environment has no masks.
+      mask: shape and dtype of a mask of the legal actions; None: the environment has none.
     """
 
-    def __init__(
-        self, make: Callable, instances: Sequence, given: PyTree, decode: Callable, max_kept: int, num_masked: int
-    ):
-        self._make, self._given, self._decode, self._max_kept = make, given, decode, max_kept
-        self._num_masked = num_masked
+    def __init__(self, make: Callable, instances: Sequence, given: PyTree, decode: Callable, max_kept: int, mask: Any):
+        self._make, self._given, self._decode, self._max_kept, self._mask = make, given, decode, max_kept, mask
         self._moments: OrderedDict[tuple[bytes, bytes], Moment] = OrderedDict()  # by digest and action before it
         self._standing: OrderedDict[bytes, Any] = OrderedDict()  # instances by the digest of their state
         self._lock = threading.Lock()  # the programs of several devices call at once
@@ -127,15 +124,13 @@ class Episodes:
         return Moment(_digest(digest, action.tobytes(), *arrays), arrays, legal, ended)
 
     def _legal(self, instance: Any, info: Any, ended: bool) -> list[np.ndarray]:
-        if not self._num_masked:
+        if self._mask is None:
             return []
         mask, what = find_mask(instance, info) or (None, 'info["action_mask"]')
-        array = np.asarray(mask)
-        if array.shape != (self._num_masked,) or array.dtype.kind not in "biuf":
-            raise ConfigError(f"{what} is {array.dtype}{list(array.shape)}; give [{self._num_masked}], True if legal")
-        if not (array.any() or ended):
+        legal = exact_leaves(self._mask, mask, what, single=True)
+        if not (legal[0].any() or ended):
             raise ConfigError(f"{what} has no legal action, but the episode goes on; terminate it there")
-        return [array.astype(bool)]
+        return legal
 
     def _replayed(self, seed: int, digest: bytes, actions: np.ndarray, limit: int) -> Any:
         """An instance at this state, from the beginning of its episode."""
@@ -153,7 +148,7 @@ class Episodes:
 
 
 def find_mask(instance: Any, info: Any) -> tuple[Any, str] | None:
-    """The mask of legal actions that an instance has, or an info, and which; None if there is none."""
+    """The mask of legal actions that an instance or an info has, and its name; None if there is none."""
     try:  # a wrapper of gymnasium passes attributes on only in this way
         method = getattr(instance, "get_wrapper_attr", instance.__getattribute__)("action_masks")
     except AttributeError:
