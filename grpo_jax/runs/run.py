@@ -76,8 +76,7 @@ def run(
 ) -> RunResult:
     """Trains one row for each key, all in one compiled program, until each has spent the budget of its hyperparameters.
 
-    `config, hyperparams = tuned("CartPole-v1", "ppo")` gives settings that are known to work; `Config()` and
-    `Hyperparams()` have plain defaults.
+    `config, hyperparams = tuned("CartPole-v1", "ppo")` are settings known to work; the classes have plain defaults.
 
     A row ends before the iteration that would exceed its `total_steps`, if it took as many steps as the last one
     (one-episode groups make as many as their episodes last), or after its `num_iterations` or `max_episodes`. It then

@@ -8,6 +8,7 @@ from typing import Any
 from grpo_jax.algorithms import Algorithm, automatic_algorithm, by_name
 from grpo_jax.config import Config
 from grpo_jax.environments import make_environment
+from grpo_jax.environments.parameters import static_parameters
 from grpo_jax.errors import ConfigError, KnownFields, check_arguments
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.importing import is_custom
@@ -42,11 +43,8 @@ def tuned(
         the algorithm; a custom algorithm has those of its kind: of PPO, of anchored groups or of GRPO.
       fields: of `Config`, of the network or of the algorithm's hyperparameters, in place of the tuned ones. Parameters
         of the environment are merged one by one; `network="auto"` is the tuned one.
-
-    Raises:
-      ConfigError: an environment, an algorithm or a field is unknown, or fields contradict each other.
     """
-    env_params = dict(fields.get("env_params", ()))
+    env_params = dict(static_parameters(fields.get("env_params", ())))
     if algorithm == "auto":
         algorithm = automatic_algorithm(make_environment(environment, env_params).prompt is not None)[0]
     algorithm = algorithm if isinstance(algorithm, Algorithm) else by_name(str(algorithm))

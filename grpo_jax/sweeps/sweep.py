@@ -48,8 +48,7 @@ def sweep(
 ) -> SweepResult:
     """Trains every combination of values with the same seeds, and ranks the settings by their means over seeds.
 
-    All else is as `config` and `hyperparams` have it: those of `tuned`, from which `grpo-jax sweep` starts too, or
-    plain defaults.
+    All else is as given: the config and hyperparameters of `tuned`, as in `grpo-jax sweep`, or plain defaults.
 
     ```python
     from grpo_jax import plot, sweep, tuned
