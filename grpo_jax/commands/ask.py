@@ -10,7 +10,7 @@ import jax
 import tyro
 from rich.console import Console
 
-from grpo_jax.commands.harness.command import command, make_console, need_one_process
+from grpo_jax.commands.harness.command import command, make_console
 from grpo_jax.commands.harness.language_training import template_of, template_variable
 from grpo_jax.commands.harness.limits import Count, NotNegative, Seed
 from grpo_jax.commands.harness.parsing import parse_flags
@@ -51,56 +51,47 @@ class Arguments:
 
 
 def main(arguments: Arguments) -> None:
-    need_one_process("language models")
     prompts = read_prompts(arguments.prompts)
     found, adapter = find_model(arguments.folder, arguments.base_model)
-    recorded = template_of(adapter or found)
+    recorded, variables = template_of(adapter or found), dict(map(template_variable, arguments.template_variable))
     model = load_model(
         arguments.folder,
         base=arguments.base_model,
-        template_variables=recorded.get("variables", {}) | dict(map(template_variable, arguments.template_variable)),
+        template_variables=(recorded.get("variables") or {}) | variables,
         date=recorded.get("date"),
         compute_dtype=arguments.compute_dtype,
     )
-    is_chat = recorded.get("chats", model.tokenizer.template is not None)
-    is_chat = is_chat if arguments.prompt_kind == "auto" else arguments.prompt_kind == "chat"
-    is_sampled = arguments.temperature is not None or arguments.num_samples > 1
+    is_chat = {"chat": True, "text": False, "auto": recorded.get("chats", model.tokenizer.template is not None)}
+    chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
     sampling = {} if arguments.temperature is None else {"temperature": arguments.temperature}
     with Console(stderr=True).status(f"{adapter or found}: reading the weights, compiling, answering"):
         answers = model.complete(
-            [[{"role": "user", "content": prompt}] for prompt in prompts] if is_chat else prompts,
-            jax.random.key(arguments.seed) if is_sampled else None,
+            chats if is_chat[arguments.prompt_kind] else prompts,
+            jax.random.key(arguments.seed) if sampling or arguments.num_samples > 1 else None,
             num_samples=arguments.num_samples,
             max_completion=arguments.max_completion,
             stop_strings=[string.replace("\\n", "\n") for string in arguments.stop_string],
             **sampling,
         )
-    show(prompts, answers, as_json=arguments.json)
-
-
-def read_prompts(words: tuple[str, ...]) -> list[str]:
-    """The prompts of the command line; ConfigError without any, or for one that is empty."""
-    prompts = []
-    for word in words:
-        prompts += [line for line in sys.stdin.read().splitlines() if line.strip()] if word == "-" else [word]
-    if not prompts:
-        raise ConfigError('there is no prompt; write one or several after the folder, such as "What is 2 + 3?"')
-    if not all(map(str.strip, prompts)):
-        raise ConfigError("a prompt is empty; write at least one word between its quotes")
-    return prompts
-
-
-def show(prompts: list[str], answers: list[list[str]], *, as_json: bool) -> None:
-    """Prints the answers, of several prompts below each prompt."""
     console = make_console()
     for prompt, texts in zip(prompts, answers, strict=True):
-        if as_json:
+        if arguments.json:
             print(json.dumps({"prompt": prompt, "answers": texts}, ensure_ascii=False))
             continue
         if len(prompts) > 1:
             console.print(prompt, style="bold", soft_wrap=True)
         for number, text in enumerate(texts, start=1):
             console.print(f"{number}. {text}" if len(texts) > 1 else text, soft_wrap=True)
+
+
+def read_prompts(words: tuple[str, ...]) -> list[str]:
+    """The prompts of the command line; ConfigError without any, or for one that is empty."""
+    prompts = []
+    for word in words:
+        prompts += filter(str.strip, sys.stdin.read().splitlines()) if word == "-" else [word]
+    if not prompts or not all(map(str.strip, prompts)):
+        raise ConfigError('there is no prompt, or an empty one; write it after the folder, such as "What is 2 + 3?"')
+    return prompts
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ COMMANDS = {
     "play runs --fps nan": "--fps nan is not a number from 0.01 to 1000",
     "plot runs --out /proc/x": "--out /proc/x cannot be written",
     "list environmets": "did you mean 'environments'",
-    "ask me": "there is no prompt; write one or several after the folder",
+    "ask me": "there is no prompt, or an empty one; write it after the folder",
     "ask HuggingFaceTB/SmolLM2 hi": "`hf download HuggingFaceTB/SmolLM2 --local-dir SmolLM2`",
     "ask . hi": "the folder has no files; name the folder of a model",
     "lm": "there is no reward to learn from; name a function, such as --reward my_rewards:reward",

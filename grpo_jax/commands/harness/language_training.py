@@ -14,7 +14,7 @@ from grpo_jax.commands.harness.study import CommandStudy
 from grpo_jax.config import kept_with
 from grpo_jax.errors import ConfigError
 from grpo_jax.language import LanguageTask, RewardError, load_params, save_adapter, save_trained
-from grpo_jax.language.folder import find_model
+from grpo_jax.language.folder import find_model, read_fields
 from grpo_jax.policies import add_lora
 from grpo_jax.recording import RunSpec
 from grpo_jax.recording.files import read_object, write_json
@@ -109,8 +109,9 @@ def record_template(out: Path, task: LanguageTask) -> None:
 
 def template_of(model: Path) -> dict[str, Any]:
     """What the run that trained the model in a folder has recorded of its chat template; {} without such a run."""
-    paths = (folder / TEMPLATE for folder in model.resolve().parents[:2])  # of a sweep a folder further up
-    return next((read_object(path) for path in paths if path.is_file()), {})
+    kinds = {"date": str, "variables": dict[str, Any], "chats": bool}
+    found = (read_fields(folder, TEMPLATE, kinds) for folder in model.resolve().parents[:2])  # further up of a sweep
+    return next(filter(None, found), {})
 
 
 def template_variable(word: str) -> tuple[str, Any]:
