@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable
-from typing import Annotated, Any, NamedTuple, get_type_hints
+from typing import Annotated, NamedTuple, get_type_hints
 
 from grpo_jax import baselines, objectives
 from grpo_jax.errors import ConfigError, check_arguments, nearest
@@ -287,20 +287,16 @@ def name_of(algorithm: Algorithm) -> str:
 
 
 def _as_variant(algorithm: Algorithm) -> str:
-    differing = {
-        name: [slot for slot in Algorithm._fields if getattr(algorithm, slot) != getattr(known, slot)]
-        for name, known in ALGORITHMS.items()
-    }
-    nearest_name = min(differing, key=lambda name: len(differing[name]))
-    slots = (f"{slot}={_slot_name(slot, getattr(algorithm, slot))}" for slot in differing[nearest_name])
-    return f"{nearest_name} with {', '.join(slots)}"
+    def changes(name):
+        known = ALGORITHMS[name]
+        return {slot: value for slot, value in algorithm._asdict().items() if value != getattr(known, slot)}
 
+    def shown(value):
+        names = [function_name(each) for each in value if callable(each)] if isinstance(value, tuple) else ()
+        return f"({', '.join(names)})" if names else function_name(value)
 
-def _slot_name(slot: str, value: Any) -> str:
-    owner = next((name for name, known in ALGORITHMS.items() if getattr(known, slot) == value), None)
-    if hasattr(value, "_fields") and owner is not None:  # a start or a baseline, which have no name of their own
-        return f"{owner}'s"
-    return f"({', '.join(map(function_name, value))})" if type(value) is tuple else function_name(value)
+    nearest_name = min(ALGORITHMS, key=lambda name: len(changes(name)))
+    return f"{nearest_name} with " + ", ".join(f"{slot}={shown(each)}" for slot, each in changes(nearest_name).items())
 
 
 def algorithms_with(name: str) -> list[str]:

@@ -67,17 +67,11 @@ def import_path(value: Any) -> str | None:
 
 
 def held_name(value: Any) -> str | None:
-    """The import path of the first module that holds an equal value under a public name, or None.
-
-    Of a script or a notebook it is the name alone, and only one in capitals: others, such as of a loop, may soon hold
-    another value.
-    """
+    """The import path of an equal value that a module holds, of a constant of a script its name alone; or None."""
     main = sys.modules["__main__"]
     for module in sorted(sys.modules.values(), key=lambda module: module is main):
         for name, held in [*getattr(module, "__dict__", {}).items()]:
-            if type(held) is type(value) and held == value and not name.startswith("_"):
-                if module is not main:
-                    return f"{module.__name__}:{name}"
-                if name.isupper():
-                    return name
+            is_fixed = name.isupper() if module is main else not name.startswith("_")  # else such as of a loop
+            if is_fixed and type(held) is type(value) and held == value:
+                return name if module is main else f"{module.__name__}:{name}"
     return None

@@ -236,11 +236,9 @@ OWN = PPO._replace(advantage=mine)
     {
         GRPO_RETURN_TO_GO: "grpo_return_to_go",
         OWN: f"{__name__}:OWN",
-        PPO._replace(advantage=mine, start=GRPO.start): f"ppo with start=grpo's, advantage={__name__}:mine",
+        PPO._replace(start=GRPO.start): "ppo with start=(fresh_groups, _keep_without_carry)",
         with_reference(GRPO): "grpo with penalties=(kl_to_reference, entropy_bonus), reference=frozen_reference",
-        GRPO._replace(advantage=objectives.outcome(mine), num_branches=2): (
-            f"grpo with advantage=outcome({__name__}:mine), num_branches=2"
-        ),
+        GRPO._replace(advantage=objectives.outcome(mine)): f"grpo with advantage=outcome({__name__}:mine)",
     }.items(),
 )
 def test_an_algorithm_is_called_by_its_name_its_import_path_or_what_sets_it_apart(algorithm, name):

@@ -17,11 +17,12 @@ class HouseStyle(griffe.Extension):
                         member.public = name in package.exports
 
     def on_attribute_instance(self, *, attr, **kwargs):
-        """A trailing comment, or else the comment above, of a field without a docstring."""
-        if attr.docstring is None and isinstance(attr.parent, griffe.Class) and attr.lines:
+        """A trailing comment, or else, of a field, the comment above, where there is no docstring."""
+        if attr.docstring is None and attr.lines:
             _, _, comment = attr.lines[-1].partition("  # ")
-            above = attr.parent.parent.lines_collection[attr.filepath][: attr.lineno - 1]
-            comment = comment or " ".join(_comments_at_the_end(above))
+            if isinstance(attr.parent, griffe.Class) and not comment:
+                above = attr.parent.parent.lines_collection[attr.filepath][: attr.lineno - 1]
+                comment = " ".join(_comments_at_the_end(above))
             if comment:
                 attr.docstring = griffe.Docstring(_as_markdown(comment), parent=attr)
 

@@ -30,7 +30,7 @@ class Box(NamedTuple):
     high: tuple[float, ...]
 
 
-ActionSpace = Discrete | MultiDiscrete | Box
+ActionSpace = Discrete | MultiDiscrete | Box  # what a policy can choose from
 
 
 def action_codec(space: Any, name: str) -> tuple[ActionSpace, Callable]:

@@ -113,9 +113,7 @@ def _shown(value: Any) -> Value:
     """A value of a field in a setting."""
     if isinstance(value, np.number):
         return as_value(value)
-    if type(value) in (int, float):
-        return value
-    return str(value) if isinstance(value, bool | str) or value is None else function_name(value)
+    return value if type(value) in (int, float, str) else function_name(value)
 
 
 def as_numbers(name: str, values: Iterable[Any]) -> list[float]:

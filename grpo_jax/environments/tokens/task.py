@@ -9,17 +9,11 @@ import numpy as np
 
 from grpo_jax.precision import at_least_float32
 
-END = 0
-"""The token at the end of a completion, in every vocabulary."""
-
-ASK = 1
-"""The token at the end of a prompt, in every vocabulary."""
-
-DIGITS = 2
-"""The token of the digit 0, which those of the others follow, in every vocabulary."""
-
-PAD = -1
-"""Padding: no token."""
+# Tokens in every vocabulary.
+END = 0  # the end of a completion
+ASK = 1  # the end of a prompt
+DIGITS = 2  # the digit 0, which the others follow
+PAD = -1  # padding: no token
 
 VOCABULARY = "$=0123456789"
 """The characters of `END`, `ASK` and the digits; a task appends its own."""
@@ -135,11 +129,6 @@ def overlong_punishment(lengths: jax.Array, *, max_length: float, buffer: float)
     return -jnp.clip(excess / jnp.maximum(buffer, 0.5), 0.0, 1.0)
 
 
-ACCURACY = Reward("accuracy", accuracy)
-"""1 for a correct completion."""
-
-FORMAT = Reward("format", well_formed, weight=0.1)
-"""0.1 for a completion in the task's format, correct or not."""
-
-PROGRESS = Reward("progress", progress, process=True)
-"""At each step, by how much more of the solution is there."""
+ACCURACY = Reward("accuracy", accuracy)  # 1 for a correct completion
+FORMAT = Reward("format", well_formed, weight=0.1)  # 0.1 for one in the task's format, correct or not
+PROGRESS = Reward("progress", progress, process=True)  # at each step, by how much more of the solution is there
