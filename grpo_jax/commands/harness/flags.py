@@ -25,7 +25,6 @@ from grpo_jax.policies.networks import NETWORKS
 from grpo_jax.policies.networks import name_of as network_name
 from grpo_jax.recording.config_file import FIELDS
 from grpo_jax.runs.processes import is_process_zero
-from grpo_jax.runs.run_spec import format_value
 from grpo_jax.runs.tuned import NetworkFields, split_fields, without_replaced, without_unread
 from grpo_jax.runs.tuned_settings import tuned_settings
 
@@ -169,16 +168,8 @@ def _tuned_line(run: str, fields: Mapping[str, Any], hyperparams: Hyperparams) -
     """What is tuned, of these fields, in one line; empty if all are the defaults of `Config` and `Hyperparams`."""
     known = (dataclasses.fields(kind) for kind in (Config, NetworkFields, Hyperparams))
     defaults = {field.name: field.default for field in itertools.chain(*known)}
-    shown = []
     read = {name: value for name, value in fields.items() if value == getattr(hyperparams, name, value)}
-    for name, value in read.items():
-        match value:
-            case Mapping():
-                shown += [f"{parameter} {format_value(number)}" for parameter, number in value.items()]
-            case tuple():
-                shown += [f"{name} {' '.join(map(str, value))}"]
-            case _ if value != defaults[name]:
-                shown += [f"{name} {format_value(value)}"]
+    shown = [f"{name} {value}" for name, value in read.items() if value != defaults[name]]
     return f"tuned for {run}: {', '.join(shown)}; flags override" if shown else ""
 
 
