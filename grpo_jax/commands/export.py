@@ -28,7 +28,6 @@ from grpo_jax.types import by_path
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 CARRY = "initial_carry"
-OF_OBSERVATION = "shape", "num_values", "start", "first_axis_last"
 USE = """Made with jax {jax} for {platforms}. With jax and flatbuffers, but without grpo_jax, for any number n of
 observations, {shape}:
 
@@ -47,15 +46,12 @@ BEGIN = f"""arrays = np.load("policy.npz")
 initial = [arrays[name] for name in arrays if name.startswith("{CARRY}/")]
 carry = tuple(np.repeat(leaf, len(observation), axis=0) for leaf in initial)  # when episodes begin
 """
-NUMPY = """
-`policy.py` acts with NumPy alone: `from policy import act`, then `action = act(observation)`, for one observation as
-the environment gives it, or a batch; `act(observation, np.random.default_rng(0))` samples.
-"""
-ARRAYS = """`manifest.json` names the network, its activation and sizes, and what observations and actions are.
-`policy.safetensors` and `policy.npz` contain the same arrays: parameters, hyperparameters and, where
-observations are normalised, their statistics: networks see `(x - origin - mean) / sqrt(variance + 1e-8)`,
-clipped to plus and minus 10. `policy.npz` has bfloat16 arrays as float32, as
-NumPy has no bfloat16.
+ARRAYS = """`policy.py`, if the network is an MLP, acts with NumPy alone: `from policy import act`, then `act(x)`
+for one observation x, as the environment gives it, or a batch; `act(x, np.random.default_rng(0))` samples.
+
+`manifest.json` names the network, its activation and sizes. `policy.safetensors` and `policy.npz` contain the same
+arrays: parameters, hyperparameters and, where observations are normalised, their statistics: networks see
+`(x - origin - mean) / sqrt(variance + 1e-8)`, clipped to plus and minus 10. `policy.npz` has bfloat16 as float32.
 """
 
 
@@ -91,10 +87,10 @@ def main(arguments: Arguments) -> None:
             raise ConfigError(f"the policy cannot be exported as a program for {PLATFORMS}: {error}") from error
     with new_files(arguments.out) as out:
         save_arrays(policy, out)
-        has_numpy = save_numpy(policy, out)
+        save_numpy(policy, out)
         for name, artefact in exported.items():
             (out / f"{name}.jax_export").write_bytes(artefact.serialize())
-        (out / "README.md").write_text(readme(policy, programs) + NUMPY * has_numpy, encoding="utf-8")
+        (out / "README.md").write_text(readme(policy, programs), encoding="utf-8")
     console = make_console()
     for path in sorted(arguments.out.iterdir()):
         console.print(f"{path.stat().st_size:>12,} bytes  {path}", soft_wrap=True)
@@ -143,22 +139,22 @@ def save_arrays(policy: TrainedPolicy, out: Path) -> None:
     write_arrays(out / "policy.safetensors", arrays, {})
 
 
-def save_numpy(policy: TrainedPolicy, out: Path) -> bool:
-    """Writes manifest.json and, for an MLP with its usual actions, policy.py; whether it is one."""
+def save_numpy(policy: TrainedPolicy, out: Path) -> None:
+    """Writes manifest.json and, for an MLP with its usual actions, policy.py, which reads what the manifest says."""
     config, env, network = policy.config, policy.config.env, policy.config.network
     manifest = {"policy": policy.name, "row": policy.row, "network": config_fields(config)[0].get("network")}
     is_mlp = type(network) is MLP and network.recurrent == "none" and config.action_distribution == "auto"
-    if has_numpy := is_mlp and not isinstance(env.codec.decode(some_action(env.action_space)), tuple):
-        seen = network.actor_observation
+    if is_mlp and not isinstance(env.codec.decode(some_action(env.action_space)), tuple):
+        parts, seen = by_path(env.codec.leaves), network.actor_observation
+        names = "shape", "num_values", "start", "first_axis_last"
         manifest["observation"] = {
-            path: {"dtype": np.dtype(leaf.dtype).name} | {name: getattr(leaf, name) for name in OF_OBSERVATION}
-            for path, leaf in by_path(env.codec.leaves).items()
+            path: {name: getattr(leaf, name) for name in names}
+            for path, leaf in parts.items()
             if seen is None or path.partition("/")[0] in seen
         }
         manifest |= {"actions": described_actions(config), "has_action_masks": env.action_mask is not None}
         shutil.copy(Path(__file__).parent / "harness" / "exported_policy.py", out / "policy.py")
     write_json(out / "manifest.json", manifest)
-    return has_numpy
 
 
 def described_actions(config: Config) -> dict[str, Any]:
@@ -166,7 +162,7 @@ def described_actions(config: Config) -> dict[str, Any]:
     space, to_environment = config.env.action_space, config.policy.distribution.to_environment
     zeros = np.zeros(np.shape(space[0]), np.float32 if isinstance(space, Box) else np.int32)
     first = np.asarray(config.env.codec.decode(zeros))
-    described = {"kind": type(space).__name__, "first": first, "dtype": first.dtype.name}
+    described = {"first": first, "dtype": first.dtype.name}
     if not isinstance(space, Box):
         return described | {"num_actions": np.ravel(space.num_actions)}
     middle, above, below = (np.asarray(to_environment(zeros + x)) for x in (0, 1, -1))

@@ -132,7 +132,7 @@ def test_a_policy_takes_and_gives_what_an_environment_on_the_host_does(tmp_path,
     batch = jax.tree.map(lambda x: jnp.asarray(x)[None], seen)
     np.testing.assert_array_equal(program.function(batch)[0], policy.act(seen))
     save_arrays(policy, tmp_path)
-    assert save_numpy(policy, tmp_path)
+    save_numpy(policy, tmp_path)
     monkeypatch.setattr(exported_policy, "__file__", tmp_path / "policy.py")
     np.testing.assert_array_equal(exported_policy.act(seen), policy.act(seen))
     assert program.arguments["observation"]["deep"][0].dtype == jnp.int32

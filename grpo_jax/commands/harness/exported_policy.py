@@ -40,7 +40,7 @@ def act(observation, rng=None, *, action_mask=None):
         raise ValueError("some actions are illegal in this environment: write act(observation, action_mask=mask)")
     x, is_single = features(observation)
     outputs = network(x)
-    if actions["kind"] == "Box":
+    if "middle" in actions:  # real numbers
         if rng is not None:
             outputs = outputs + np.exp(np.clip(arrays["params/free"], -5, 2)) * rng.normal(size=outputs.shape)
         middle, scale, low, high = (np.array(actions[name], np.float32) for name in ("middle", "scale", "low", "high"))
