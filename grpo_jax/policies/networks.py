@@ -70,7 +70,7 @@ class MLP(KnownFields):
         for name, known in {"activation": _ACTIVATIONS, "recurrent": ("none", *RECURRENT)}.items():
             if getattr(self, name) not in known:
                 given = getattr(self, name)
-                raise ConfigError(f"unknown {name} {given!r}: {nearest(str(given), known)}")
+                raise ConfigError(f"unknown {name} {given!r}: {nearest(str(given), {*known} - {'none'})}")
         if isinstance(self.actor_observation, list):
             set_field("actor_observation", tuple(self.actor_observation))
         for name in ("critic_hidden_sizes", "actor_observation"):

@@ -64,7 +64,7 @@ CHECKS = {
     "host_environments.md": ["config.num_steps == 20"],
     "language_models.md": [
         "score(rewards, {'prompts': prompts.contents, 'completions': ['5', ' 9'], 'completion_ids': [[0], [0, 0]]}"
-        " | prompts.fields).tolist() == [[1, jnp.float32(-0.01)], [0, jnp.float32(-0.02)]]"
+        " | prompts.fields).tolist() == [[1, jnp.float32(-0.01)], [jnp.float32(0.2), jnp.float32(-0.02)]]"
     ],
 }
 SLOW_CHECKS = {

@@ -78,6 +78,7 @@ class HeldOutCurves:
         self._prompts = np.random.default_rng(0).permutation(held_out)[: arguments.num_held_out]
         self._every = measurement_interval(arguments, plan.hyperparams.num_iterations, len(self._prompts))
         self._before, self._verdict, self.states = None, None, None
+        self._names = [reward.name for reward in task.rewards]
 
     def __call__(self, progress: Progress, chunk: Chunk | None) -> Progress | None:
         """Adds a point if it is time for one; the callback of `Study.train`."""
@@ -132,23 +133,24 @@ class HeldOutCurves:
         seconds = self.task.times.take()
         made, self._made = (steps - self._made).sum(), steps
         self._write_samples(iteration, completions, values)
-        means = functools.partial(_means, values, rewarded, [reward.name for reward in self.task.rewards])
-        rewards, greedy = means(np.s_[:, :, :-1]), means(np.s_[:, :, -1:])
-        completions, values = completions[:, :, :-1], values[:, :, :-1]
+        greedy = _means(values[:, :, -1:], rewarded[:, :, -1:])
+        completions, values, rewarded = (each[:, :, :-1] for each in (completions, values, rewarded))
+        means = values.sum(2, where=rewarded) / np.maximum(rewarded.sum(2), 1)  # of each prompt
         correct = values[..., 0] >= self.arguments.correct_at
         lengths = (completions >= 0).sum(-1)
-        lengths_of_correct = [lengths[seed][correct[seed]] for seed in range(len(lengths))]
         ks = [k for k in (1, 2, 4, 8, 16, 32, 64) if k <= correct.shape[-1]]
         self.points.append(
             {
                 "iteration": iteration,
                 "tokens": steps.tolist(),
                 "seconds": seconds,
-                "rewards": rewards,
-                "errors": _errors(values, rewarded[:, :, :-1], [*rewards]),
-                "greedy": greedy,
+                "rewards": self._by_name(_means(values, rewarded)),
+                "errors": self._by_name(means.std(1) / math.sqrt(means.shape[1])),
+                "greedy": self._by_name(greedy),
                 "length": lengths.mean((1, 2)).tolist(),
-                "length_of_correct": [float(each.mean()) if len(each) else None for each in lengths_of_correct],
+                "length_of_correct": [
+                    float(n[c].mean()) if c.any() else None for n, c in zip(lengths, correct, strict=True)
+                ],
                 "cut": self.task.is_cut(completions).mean((1, 2)).tolist(),
                 "all_equal": (values[..., 0] == values[..., :1, 0]).all(-1).mean(1).tolist(),
                 "pass_at_k": {str(k): np.asarray(pass_at_k(correct, k)).tolist() for k in ks},
@@ -161,8 +163,12 @@ class HeldOutCurves:
             self.console.print(f"Training since the last measurement: {', '.join(rates)}, {share}", soft_wrap=True)
         self._show(iteration, completions[0, :, 0], values[0, :, 0])
         total = values @ [reward.weight for reward in self.task.rewards]
-        if advice := not iteration and advise(self.points[0], [*rewards][0], np.ptp(total, -1).any()):
+        if advice := not iteration and advise(self.points[0], self._names[0], np.ptp(total, -1).any()):
             self.console.print(advice, soft_wrap=True)
+
+    def _by_name(self, means: np.ndarray) -> dict[str, list[float]]:
+        """`[R, rewards]` by the names of the rewards."""
+        return dict(zip(self._names, means.T.tolist(), strict=True))
 
     def _texts(self) -> list[str]:
         """The prompts, of chats the last message."""
@@ -172,18 +178,18 @@ class HeldOutCurves:
         """Writes a line for each seed and prompt, in place of those of a run that a resumed one repeats."""
         before = [line for line in json_lines(self._samples) if fits(line.get("iteration"), int)]
         lines = [json.dumps(line) + "\n" for line in before if line["iteration"] < iteration]
-        texts, names = self._texts(), [reward.name for reward in self.task.rewards]
+        texts = self._texts()
         for seed, prompt in np.ndindex(completions.shape[:2]):
             made = completions[seed, prompt]
             *sampled, greedy = self.task.texts(np.full(len(made), self._prompts[prompt]), made)
-            rewards = dict(zip(names, values[seed, prompt].T.tolist(), strict=True))
+            rewards = self._by_name(values[seed, prompt])
             line = {"iteration": iteration, "seed": seed, "prompt": texts[prompt]}
             lines.append(json.dumps({**line, "sampled": sampled, "greedy": greedy, "rewards": rewards}) + "\n")
         write_text(self._samples, "".join(lines))
 
     def _show(self, iteration: int, completions: np.ndarray, values: np.ndarray) -> None:
         """Prints the point and some of the completions `[N, L]` of the first seed; W&B gets a table of all."""
-        point, names = self.points[-1], [reward.name for reward in self.task.rewards]
+        point, names = self.points[-1], self._names
         means = ", ".join(f"{name} {np.mean(point['rewards'][name]):.3f}" for name in names)
         passes = ", ".join(f"pass@{k} {np.mean(shares):.3f}" for k, shares in point["pass_at_k"].items())
         if (verdict := diagnose(self.points, len(self._prompts))) and verdict.split(":")[0] != self._verdict:
@@ -229,14 +235,6 @@ def without_shared_beginning(texts: Sequence[str]) -> Sequence[str]:
     return [f"...{text[shared:]}" for text in texts] if shared > 20 and len(texts) > 1 else texts
 
 
-def _errors(values: np.ndarray, rewarded: np.ndarray, names: Sequence[str]) -> dict[str, list[float]]:
-    """The standard error, over prompts, of the mean of each reward over completions `[R, N, K, ...]`."""
-    means = values.sum(2, where=rewarded) / np.maximum(rewarded.sum(2), 1)
-    return dict(zip(names, (means.std(1) / math.sqrt(means.shape[1])).T.tolist(), strict=True))
-
-
-def _means(values: np.ndarray, rewarded: np.ndarray, names: Sequence[str], index: Any) -> dict[str, list[float]]:
-    """The mean of each reward over the completions `[R, N, K, ...]` at an index that it applies to; 0 without any."""
-    values, rewarded = values[index], rewarded[index]
-    means = values.sum((1, 2), where=rewarded) / np.maximum(rewarded.sum((1, 2)), 1)
-    return dict(zip(names, means.T.tolist(), strict=True))
+def _means(values: np.ndarray, rewarded: np.ndarray) -> np.ndarray:
+    """The mean of each reward over the completions `[R, N, K, rewards]` that it applies to; 0 without any."""
+    return values.sum((1, 2), where=rewarded) / np.maximum(rewarded.sum((1, 2)), 1)
