@@ -2,9 +2,8 @@
 
 import contextlib
 import datetime
-import functools
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -164,8 +163,10 @@ class MetricsLogger:
         self._steps, self._seconds = chunk.steps[-1], chunk.seconds
         if "optim/skipped_updates" in known:
             self.skipped_updates += np.nansum(known["optim/skipped_updates"], axis=0).astype(np.int64)
-        self._returns = _last_known(self._returns, known.get("episode/return_mean", ()))
-        self._evaluated = _last_known(self._evaluated, known.get(SAMPLED, ()))
+        for returns in known.get("episode/return_mean", ()):
+            self._returns = np.where(np.isfinite(returns), returns, self._returns)
+        for returns in known.get(SAMPLED, ()):
+            self._evaluated = np.where(np.isfinite(returns), returns, self._evaluated)
         self._signals = _describe_signals(known, self._num_groups) if self._shows_each else ""
         self.warn(*self._watch(chunk.iteration, known))
         return known
@@ -222,11 +223,6 @@ def _describe_signals(metrics: Mapping[str, np.ndarray], num_groups: int) -> str
 def _active(chunk: Chunk) -> np.ndarray:
     """`[n, R]` bool: the rows whose budget was not spent yet."""
     return chunk.metrics.get("environment/steps", np.ones(chunk.steps.shape)) > 0
-
-
-def _last_known(before: np.ndarray, values: Iterable[np.ndarray]) -> np.ndarray:
-    """The last finite one of the values of each row, `[n, R]`, or that of before, `[R]`."""
-    return functools.reduce(lambda last, value: np.where(np.isfinite(value), value, last), values, before)
 
 
 def _range(returns: np.ndarray) -> str:

@@ -108,8 +108,7 @@ def prepare_folder(directory: Path, specs: Sequence[RunSpec], *, resume: bool, s
     files = (directory / name for name in (SUMMARY_FILE, METRICS_FILE))
     results = [file.name for file in files if os.path.exists(file) and file.stat().st_size]
     if (results or is_saved) and not (folders and resume):
-        more = ": without checkpoints, made each minute or as checkpoint_every says, it cannot be resumed"
-        more = "; or go on with it (resume=True, --resume)" if folders else more
+        more = "; or go on with it (resume=True, --resume)" if folders else ": without checkpoints it cannot be resumed"
         raise FileExistsError(
             f"{directory} already holds a run ({[*results, CHECKPOINTS][0]}). Nothing was written. Choose another "
             f"folder, or move the old one away{more}."

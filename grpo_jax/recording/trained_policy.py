@@ -225,7 +225,8 @@ def load(
     # A hyperparameter that is newer than the file has its default; one that nothing of the config reads is left out.
     saved = {name: np.float32(0) for name in kind.__dataclass_fields__ if f"hyperparams/{name}" in arrays}
     read = {f"hyperparams/{name}" for name in saved}
-    others = ("hyperparams/",) if config.policy.has_critic else ("hyperparams/", "params/critic/")
+    of_others = {"params/critic/": config.policy.has_critic, "normalizer/discounted_return/": config.normalize_rewards}
+    others = "hyperparams/", *(path for path, is_own in of_others.items() if not is_own)
     arrays = {path: leaf for path, leaf in arrays.items() if path in read or not path.startswith(others)}
     like = {"params": state.params, "normalizer": state.normalizer, "hyperparams": saved}
     trees = _as_trees(like | {"score": np.float32(0), "steps": np.int64(0)}, arrays, num_rows, file)

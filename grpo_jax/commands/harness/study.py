@@ -31,7 +31,7 @@ from grpo_jax.runs.programs import keep_programs
 from grpo_jax.runs.progress import Chunk, Progress
 from grpo_jax.runs.run_spec import RunSpec
 from grpo_jax.sweeps import study
-from grpo_jax.sweeps.runs import NUM_FINAL, Score, run_keys, sampled_return
+from grpo_jax.sweeps.runs import NUM_FINAL, run_keys, sampled_return
 from grpo_jax.types import PyTree
 
 
@@ -113,10 +113,9 @@ class StudyArguments:
 class CommandStudy(study.Study):
     """The runs of one command, by its flags; `name` is that of the folder, if the flags have none."""
 
-    def __init__(self, name: str, plans: list[RunSpec], arguments: StudyArguments, *, score: Score | None = None):
+    def __init__(self, name: str, plans: list[RunSpec], arguments: StudyArguments, **options: Any):
         self._arguments = arguments
-        options = study_options(name, arguments)
-        super().__init__(plans, **options | {"score": score or options["score"]})
+        super().__init__(plans, **study_options(name, arguments) | options)
 
     def run_all(
         self,
@@ -127,7 +126,7 @@ class CommandStudy(study.Study):
         """Makes the planned runs, one after the other; returns the trained states of each, `[num_seeds, ...]`.
 
         Policies start from `params(config)`, `[num_seeds, ...]`, if given. `callback` is that of `run`, with the plan
-        as its first argument; so are the options.
+        as its first argument, and so are the options.
         """
         trained = []
         for plan in self.plans:

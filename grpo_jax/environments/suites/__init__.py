@@ -51,12 +51,10 @@ def from_suite(suite: str, name: str) -> Any:
       ConfigError: if the suite is not installed, has no such environment, or cannot download what it needs.
     """
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):  # MJX prints that it has no warp
             if suite in NAMES:
                 warnings.simplefilter("ignore")  # brax recommends MJX's own suites
-                with contextlib.redirect_stdout(io.StringIO()):  # MJX prints that warp is not installed
-                    known = NAMES[suite]()
-                world = name.partition("/")[0]
+                known, world = NAMES[suite](), name.partition("/")[0]
                 if world not in known:
                     raise ConfigError(f"{suite} has no environment {name!r}: {nearest(world, known)}")
             return SUITES[suite](name)
