@@ -1,4 +1,4 @@
-"""Steps of four of MinAtar's games written for vectors: gymnax's bits from the same keys, in fewer kernels.
+"""Steps of two of MinAtar's games written for vectors: gymnax's bits from the same keys, in fewer kernels.
 
 gymnax moves the entities of a game one after the other, with a scatter each, and looks for a free place in a loop whose
 length depends on the state. On a GPU each scatter is a launch of its own, and such a loop waits for the host. Here all
@@ -13,12 +13,7 @@ Actions are those of the space: others, which gymnax clamps or wraps, may have o
 import jax
 import jax.numpy as jnp
 
-LEAN = {
-    "Asterix-MinAtar": "asterix",
-    "Freeway-MinAtar": "freeway",
-    "Seaquest-MinAtar": "seaquest",
-    "SpaceInvaders-MinAtar": "space_invaders",
-}
+LEAN = {"Asterix-MinAtar": "asterix", "Seaquest-MinAtar": "seaquest"}
 """The module here that has the class `Lean` for a name of gymnax."""
 
 
