@@ -56,7 +56,8 @@ class RunResult(NamedTuple):
         They are the episodes of its last iterations in which 100 or more ended, or all that it had; NaN if none ended.
         Returns of evaluations are in `evaluations`.
         """
-        return final_return(self)
+        nothing = np.zeros((0, self.steps.shape[1]))
+        return last_episodes(*(self.metrics.get(f"episode/{name}", nothing) for name in ("return_mean", "count")))[0]
 
     @property
     def by_setting(self) -> dict[Setting, Chunk]:
@@ -77,12 +78,6 @@ class RunResult(NamedTuple):
         `environment_steps` and the metrics. Raises ConfigError if pandas is not installed.
         """
         return as_dataframe(self.by_setting)
-
-
-def final_return(part: Chunk | RunResult) -> np.ndarray:
-    """See `RunResult.final_return`."""
-    nothing = np.zeros((0, part.steps.shape[1]))
-    return last_episodes(*(part.metrics.get(f"episode/{name}", nothing) for name in ("return_mean", "count")))[0]
 
 
 def last_episodes(returns: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

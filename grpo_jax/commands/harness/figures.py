@@ -32,15 +32,9 @@ def solved_after(run: Run) -> float:
 
 
 def steps_to_reach(steps: ArrayLike, returns: ArrayLike, threshold: float, *, window: int = 1) -> np.ndarray:
-    """Environment steps after which each seed's running mean return first is at least `threshold`.
+    """Environment steps `[num_seeds]` after which a seed's running mean return first is at least `threshold`; else inf.
 
-    Args:
-      steps, returns: as for `learning_curve`.
-      threshold: the return to reach.
-      window: how many iterations the running mean covers; padding and iterations without a return do not count.
-
-    Returns:
-      `[num_seeds]` float64, inf for a seed that never reaches it or has fewer than `window` returns.
+    Steps and returns are as for `learning_curve`. The mean covers `window` iterations with a return.
     """
     steps, returns, advanced = checked(steps, returns)
     usable = advanced & ~np.isnan(returns)
