@@ -7,12 +7,11 @@ from collections.abc import Callable
 from typing import Annotated, NamedTuple, get_type_hints
 
 from grpo_jax import baselines, objectives
-from grpo_jax.errors import ConfigError, check_arguments, nearest
+from grpo_jax.errors import ConfigError, check_arguments, function_name, nearest
 from grpo_jax.groups import ANCHORED, CONTINUE, FRESH, Start
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.importing import held_name
 from grpo_jax.objectives import entropy_bonus, kl_to_behaviour, outcome, whitened, with_hyperparams
-from grpo_jax.objectives.slots import function_name
 
 
 class Algorithm(NamedTuple):
@@ -217,11 +216,7 @@ _TABLE = {
     "dr_grpo": (DR_GRPO, "2503.20783", "No division by the group's deviation or by the episode's length"),
     "rloo": (RLOO, "2402.14740", "The return minus the mean of the others in the group (leave-one-out)"),
     "reinforce_plus_plus": (REINFORCE_PLUS_PLUS, "2501.03262", "Returns-to-go, whitened over the batch; no groups"),
-    "reinforce_plus_plus_baseline": (
-        REINFORCE_PLUS_PLUS_BASELINE,
-        "2501.03262",
-        "Less the group's mean, then whitened",
-    ),
+    "reinforce_plus_plus_baseline": (REINFORCE_PLUS_PLUS_BASELINE, "2501.03262", "Less the group's mean, whitened"),
     "remax": (REMAX, "2310.10505", "The return minus that of a greedy episode"),
     "opo": (OPO, "2505.23585", "Minus the group's mean weighted by episode length"),
     "pass_at_k": (PASS_AT_K, "2503.19595", "The probability that one of k samples succeeds"),
@@ -288,8 +283,7 @@ def name_of(algorithm: Algorithm) -> str:
 
 def _as_variant(algorithm: Algorithm) -> str:
     def changes(name):
-        known = ALGORITHMS[name]
-        return {slot: value for slot, value in algorithm._asdict().items() if value != getattr(known, slot)}
+        return {slot: value for slot, value in algorithm._asdict().items() if value != getattr(ALGORITHMS[name], slot)}
 
     def shown(value):
         names = [function_name(each) for each in value if callable(each)] if isinstance(value, tuple) else ()
@@ -309,9 +303,7 @@ def algorithms_with(name: str) -> list[str]:
 def automatic_algorithm(has_prompt: bool) -> tuple[str, str]:
     """The name of the algorithm for an environment, by whether its episodes begin with a prompt, and the reason.
 
-    "grpo" for texts, where a critic would be as large as the policy. Otherwise "ppo", whose critic learns from every
-    step: it reached every goal of gymnax, of which GRPO missed four. Groups are better where something that no
-    observation shows fixes much of the return, which cannot be seen here.
+    Where there is no prompt, PPO reached every goal of gymnax, of which GRPO missed four.
     """
     if has_prompt:
         return "grpo", "on texts a critic would be as large as the policy"

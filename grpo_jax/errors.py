@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import operator
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
@@ -141,9 +142,12 @@ class KnownFields:
         return f"{type(self).__name__}({fields})"
 
 
-def describe_function(field: str, value: Any) -> str:
-    """The field of a config with its value: a name or a path in quotes, or the name of a function."""
-    return f"{field}={getattr(value, '__qualname__', repr(value))}"
+def function_name(function: Any) -> str:
+    """Its name, of a custom one with its module, or how it describes itself, such as `outcome(group_centered)`."""
+    name, module = getattr(function, "__qualname__", None), getattr(function, "__module__", None) or "__main__"
+    if name is None:
+        return re.sub(r" at 0x\w+", "", repr(function))
+    return name if module == "__main__" or module.startswith("grpo_jax.") else f"{module}:{name}"
 
 
 def describe_arrays(tree: Any) -> str:

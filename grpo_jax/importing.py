@@ -9,13 +9,13 @@ from typing import Any
 from grpo_jax.errors import ConfigError, nearest
 
 
-def import_object(path: str, what: str, *, alternative: str = "") -> Any:
+def import_object(path: str, what: str, *, instead: str = "") -> Any:
     """The object at an import path.
 
     Args:
       path: "package.module:name", of a module on Python's path.
       what: what the object is for, such as "environment", for the error.
-      alternative: what else may stand before the colon, for the error.
+      instead: what else may stand before the colon, for the error.
 
     Raises:
       ConfigError: the module cannot be imported, or has no such name.
@@ -28,8 +28,7 @@ def import_object(path: str, what: str, *, alternative: str = "") -> Any:
         found = importlib.import_module(module)
     except ImportError as error:
         raise ConfigError(
-            f"{where}: cannot import {module!r} ({error}); before the colon write a module on Python's path"
-            f"{alternative}"
+            f"{where}: cannot import {module!r} ({error}); before the colon write a module on Python's path{instead}"
         ) from error
     if not hasattr(found, name):
         known = [public for public in vars(found) if not public.startswith("_")]

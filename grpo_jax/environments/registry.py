@@ -84,7 +84,7 @@ def environment_object(environment: str | Any) -> Any:
 
 def _imported(path: str) -> Any:
     name = path.partition(":")[2]
-    found = import_object(path, "environment", alternative=f" or one of the suites {', '.join(SUITES)}")
+    found = import_object(path, "environment", instead=f" or one of the suites {', '.join(SUITES)}")
     if isinstance(found, type) or not (hasattr(found, "step_env") or hasattr(found, "step") or isinstance(found, Task)):
         try:
             inspect.signature(found).bind()

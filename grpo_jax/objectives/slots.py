@@ -6,13 +6,13 @@ GRPO._replace(advantage=outcome(group_centered), surrogate=with_hyperparams(clip
 import dataclasses
 import functools
 import inspect
-import re
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from grpo_jax.errors import function_name
 from grpo_jax.hyperparams import Hyperparams, advice_on
 from grpo_jax.objectives.whitening import whiten
 from grpo_jax.precision import above_rounding
@@ -214,11 +214,3 @@ def with_hyperparams(function: Callable, *names: str, **renamed: str) -> _WithHy
 def bound(function: Callable, hyperparams: Hyperparams) -> Callable:
     """The function of a slot without its last argument, `hyperparams`: `with_hyperparams` knows which to pass."""
     return function.bind(hyperparams) if isinstance(function, _WithHyperparams) else function
-
-
-def function_name(function: Callable) -> str:
-    """Its name, of a custom one with its module, or how it describes itself, such as `outcome(group_centered)`."""
-    name, module = getattr(function, "__qualname__", None), getattr(function, "__module__", None) or "__main__"
-    if name is None:
-        return re.sub(r" at 0x\w+", "", repr(function))
-    return name if module == "__main__" or module.startswith("grpo_jax.") else f"{module}:{name}"

@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from grpo_jax.errors import ConfigError, are_alike, describe_arrays, describe_function, user_code
+from grpo_jax.errors import ConfigError, are_alike, describe_arrays, function_name, user_code
 from grpo_jax.importing import import_custom
 from grpo_jax.observations import leading_shape
 from grpo_jax.policies.distributions import Distribution
@@ -124,7 +124,7 @@ def make_custom_policy(
         not floating-point, or statistics that gradient steps would change, for outputs, values or features of the wrong
         shape or dtype, and for a carry that changes.
     """
-    name = describe_function("network", network)
+    name = f"network={function_name(network)}"
     network = import_custom(network, "network")
     with user_code(f"{name} fails"):
         if isinstance(network, type) and issubclass(network, nn.Module):

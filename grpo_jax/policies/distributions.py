@@ -10,7 +10,7 @@ import numpy as np
 from jax.lax import broadcast_to_rank
 
 from grpo_jax.environments.spaces import ActionSpace, Box, Discrete, MultiDiscrete
-from grpo_jax.errors import ConfigError, describe_function
+from grpo_jax.errors import ConfigError, function_name
 from grpo_jax.importing import import_custom, is_custom
 from grpo_jax.objectives import divergences
 from grpo_jax.precision import above_rounding, at_least_float32, nan_where
@@ -78,7 +78,7 @@ def make_distribution(space: ActionSpace, action_distribution: str | Callable = 
             )
         if not 0 <= distribution.num_free <= distribution.num_parameters or distribution.num_parameters < 1:
             raise ConfigError(
-                f"{describe_function('action_distribution', family)}: num_parameters={distribution.num_parameters} and "
+                f"action_distribution={function_name(family)}: num_parameters={distribution.num_parameters} and "
                 f"num_free={distribution.num_free}; use at least one parameter, and no more free ones than there are"
             )
         return distribution

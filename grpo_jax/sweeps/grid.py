@@ -10,9 +10,8 @@ import jax
 import numpy as np
 
 from grpo_jax.config import Config
-from grpo_jax.errors import OTHER_WORDS, ConfigError, KnownFields, nearest
+from grpo_jax.errors import OTHER_WORDS, ConfigError, KnownFields, function_name, nearest
 from grpo_jax.hyperparams import Hyperparams, advice_on, completed
-from grpo_jax.objectives.slots import function_name
 from grpo_jax.runs.run_spec import CONFIG, RunSpec, Value, as_value, format_value
 
 

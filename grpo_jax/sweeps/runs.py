@@ -11,10 +11,9 @@ import numpy as np
 
 from grpo_jax.algorithms import name_of
 from grpo_jax.config import Config
-from grpo_jax.errors import ConfigError, nearest
+from grpo_jax.errors import ConfigError, function_name, nearest
 from grpo_jax.evaluation.episodes import evaluate
 from grpo_jax.hyperparams import Hyperparams
-from grpo_jax.objectives.slots import function_name
 from grpo_jax.recording import TrainedPolicy, bootstrap_interval, iqm, load
 from grpo_jax.recording.config_file import config_fields
 from grpo_jax.recording.statistics import describe_estimate, describe_seeds, estimate

@@ -13,7 +13,7 @@ from grpo_jax.algorithms import SLOT_CALLS, algorithms_with, name_of
 from grpo_jax.config import Config, kept_with
 from grpo_jax.devices.mesh import ENVS, ROWS
 from grpo_jax.environments.spaces import Discrete
-from grpo_jax.errors import OTHER_WORDS, ConfigError, are_alike, describe_arrays, describe_function, in_short, user_code
+from grpo_jax.errors import OTHER_WORDS, ConfigError, are_alike, describe_arrays, function_name, in_short, user_code
 from grpo_jax.hyperparams import Hyperparams, advice_on, completed
 from grpo_jax.importing import is_custom
 from grpo_jax.training.budget import check_budget
@@ -213,7 +213,7 @@ def _advice(config: Config, error: Exception) -> str:
 def _check_distribution(config: Config) -> None:
     """Tries every function of a custom distribution on shapes."""
     distribution, space = config.policy.distribution, config.env.action_space
-    name = describe_function("action_distribution", config.action_distribution)
+    name = f"action_distribution={function_name(config.action_distribution)}"
     parameters = jax.ShapeDtypeStruct((_NUM_ENVS, distribution.num_parameters), jnp.float32)
 
     def shapes(part, *arguments):

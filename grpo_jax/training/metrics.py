@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from grpo_jax.config import Config
-from grpo_jax.errors import ConfigError, describe_arrays, describe_function
+from grpo_jax.errors import ConfigError, describe_arrays, function_name
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.losses import explained_variance
 from grpo_jax.objectives.reductions import mean_or_missing, missing
@@ -70,9 +70,9 @@ def own_metrics(
     metrics: Metrics = {}
     functions = config.algorithm.metrics
     if not isinstance(functions, tuple | list) or not all(map(callable, functions)):
-        raise ConfigError(f"{describe_function('metrics', functions)} is no tuple of functions; write metrics=(f,)")
+        raise ConfigError(f"metrics={function_name(functions)} is no tuple of functions; write metrics=(f,)")
     for function in functions:
-        what = describe_function("metrics", function)
+        what = f"metrics={function_name(function)}"
         given = function(trajectory, batch, hyperparams)
         if not isinstance(given, Mapping):
             raise ConfigError(f'{what} gives {type(given).__name__}; return a dict such as {{"mine/name": scalar}}')

@@ -11,7 +11,7 @@ import optax.contrib
 from jax.flatten_util import ravel_pytree
 
 from grpo_jax.config import Config
-from grpo_jax.errors import ConfigError, are_alike, describe_arrays, describe_function, nearest, user_code
+from grpo_jax.errors import ConfigError, are_alike, describe_arrays, function_name, nearest, user_code
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.importing import import_custom, is_custom
 from grpo_jax.types import PyTree
@@ -113,7 +113,7 @@ def make_optimizer(
         custom one, if it fails or changes structures, shapes or dtypes.
     """
     if is_custom(optimizer):
-        what = describe_function("optimizer", optimizer)
+        what = f"optimizer={function_name(optimizer)}"
         make = functools.partial(_make_custom, import_custom(optimizer, "optimizer"), what)
     elif optimizer not in OPTIMIZERS:
         raise ConfigError(f"unknown optimizer {optimizer!r}: {nearest(optimizer, OPTIMIZERS)}")

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax.errors import ConfigError, describe_function, nearest, user_code
+from grpo_jax.errors import ConfigError, function_name, nearest, user_code
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.importing import import_custom
 
@@ -37,7 +37,7 @@ def check_schedule(schedule: str | Callable) -> None:
     """Raises ConfigError for a function that is not a factor of at least 0 where training starts and ends."""
     if isinstance(schedule, str) and schedule in DECAYS:
         return
-    function, what = find_schedule(schedule), describe_function("schedule", schedule)
+    function, what = find_schedule(schedule), f"schedule={function_name(schedule)}"
     advice = "; use a function such as optax.cosine_decay_schedule(1.0, 1)"
     with user_code(f"{what} fails for a traced progress", advice), jax.ensure_compile_time_eval():
         factors = np.asarray(jax.vmap(function)(jnp.array([0.0, 1.0])))
