@@ -55,8 +55,6 @@ def read_runs(folder: Path, metric: str = RETURN) -> list[SavedRun]:
     Raises ConfigError if there is no metrics.jsonl or nothing in it yet, or it does not have the metric.
     """
     path = folder / METRICS_FILE
-    if not folder.is_dir():
-        raise ConfigError(f"there is no folder {folder}; name a run's, such as runs/mine")
     if not path.exists():
         what = f"{folder} is not the folder of a run: it has no {METRICS_FILE}"
         raise ConfigError(what if folder.exists() else f"there is no folder {folder}")
