@@ -172,21 +172,6 @@ def test_each_published_layer_gets_its_part_of_our_adapters(tmp_path, model_type
     jax.tree.map(lambda *both: np.testing.assert_allclose(*both, atol=1e-5), loaded, merged)
 
 
-def test_the_base_model_of_an_adapter_may_move(tmp_path):
-    """The adapter is found in the folder of a run."""
-    model, params = train(tmp_path / "base", "llama")
-    save_adapter(tmp_path / "run" / "adapter", model, params)
-    found = load_model(tmp_path / "run")
-    assert (found.folder, found.adapter) == (tmp_path / "base", tmp_path / "run" / "adapter")
-    (tmp_path / "base").rename(tmp_path / "moved")
-    with pytest.raises(ConfigError, match="adapter of the model .*base, which is not here.*base_model_name_or_path in"):
-        load_model(tmp_path / "run")
-    found = load_model(tmp_path / "run", base=tmp_path / "moved")
-    assert not are_equal(found.params(), load_params(found.folder))
-    with pytest.raises(ConfigError, match="began with .* an adapter; use save_trained"):
-        save_adapter(tmp_path / "second", found._replace(architecture=model.architecture), params)
-
-
 WRONG_ADAPTERS = [
     ("use_rslora=True is not supported, only False", {"use_rslora": True}, "layers.0", (3, 16)),
     ("o_proj.lora_A.weight is of another model: ", {}, "layers.0", (3, 5)),
@@ -194,13 +179,23 @@ WRONG_ADAPTERS = [
 ]
 
 
-def test_an_adapter_that_does_not_fit_is_refused(tmp_path):
-    save_adapter(tmp_path / "adapter", *train(tmp_path / "base", "llama"))
-    config, weights = (tmp_path / "adapter" / name for name in ("adapter_config.json", "adapter_model.safetensors"))
+def test_an_adapter_is_loaded_on_its_base_model_or_refused(tmp_path):
+    """The adapter is found in the folder of a run, and its base model may have moved."""
+    (model, params), run = train(tmp_path / "base", "llama"), tmp_path / "run"
+    save_adapter(run / "adapter", model, params)
+    assert (load_model(run).folder, load_model(run).adapter) == (tmp_path / "base", run / "adapter")
+    base = (tmp_path / "base").rename(tmp_path / "moved")
+    with pytest.raises(ConfigError, match="adapter of the model .*base, which is not here.*base_model_name_or_path in"):
+        load_model(run)
+    found = load_model(run, base=base)
+    assert not are_equal(found.params(), load_params(base))
+    with pytest.raises(ConfigError, match="began with .* an adapter; use save_trained"):
+        save_adapter(tmp_path / "second", found._replace(architecture=model.architecture), params)
+    config, weights = (run / "adapter" / name for name in ("adapter_config.json", "adapter_model.safetensors"))
     fields, tensors = json.loads(config.read_text()), load_file(weights)
     for message, changes, layer, shape in WRONG_ADAPTERS:
         config.write_text(json.dumps(fields | changes))
         name = f"base_model.model.model.{layer}.self_attn.o_proj.lora_A.weight"
         save_file(tensors | {name: np.ones(shape, np.float32)}, weights)
         with pytest.raises(ConfigError, match=message):
-            load_params(tmp_path / "adapter")
+            load_params(run, base=base)
