@@ -140,10 +140,6 @@ def main(arguments: Arguments) -> None:
         console.print(
             f"Training begins with {task.model.folder} and {adapter}, added to its weights{saved}", soft_wrap=True
         )
-    numbers, trained = arguments.hyperparams, "all weights" if arguments.lora_rank is None else "adapters"
-    budget = f"{numbers.num_iterations or numbers.total_steps:g} {'iterations' if numbers.num_iterations else 'tokens'}"
-    sizes = f"{arguments.num_prompts} prompts × {arguments.group_size} completions an iteration"
-    console.print(f"Training {trained}: learning rate {numbers.learning_rate:g}, {budget}, {sizes}", soft_wrap=True)
     train(arguments, task, [arguments.model] * arguments.num_seeds, make_plans(arguments, task))
 
 

@@ -122,10 +122,6 @@ class LanguageTask:
         rows = zip(tokens.reshape(-1, tokens.shape[-1]), self.tokens[np.ravel(prompt)], strict=True)
         return [self.model.tokenizer.decode(row, before) for row, before in rows]
 
-    def score(self, prompt: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """The value of each reward, summed over the steps: float32 `[..., K]`; see `judge`."""
-        return self.judge(prompt, tokens)[0]
-
     def judge(self, prompt: np.ndarray, tokens: np.ndarray, *, steps: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """The value of each reward, float32 `[..., K]`, 0 if it does not apply, and whether it does, bool.
 

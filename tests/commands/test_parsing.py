@@ -53,7 +53,7 @@ def test_help_shows_the_flags_used_most_or_all(capsys):
             parse([word])
         printed = capsys.readouterr().out
         assert "--help-all" in printed or word == "--help-all"
-        assert parse != lm.parse or not re.search("environment|[^-]episode", printed)
+        assert parse != lm.parse or not re.search("environment| episode", printed)
         return {*re.findall(r"^\W*(--[a-z-]+)", re.sub(r"\x1b\[[0-9;]*m", "", printed), re.M)}
 
     few, all_of_them = flags("--help"), flags("--help-all")

@@ -43,16 +43,17 @@ def test_rewards_see_what_the_file_holds_and_the_limit_of_completions(model):
         return [1.0] * len(prompts)
 
     calls, a, rewards = [], model.tokenizer.encode("a")[0], (Reward("seen", seen), Reward("lengths", lengths, 0.5))
-    values = make_task(model, rewards=rewards).score(np.array([1, 0]), np.array([[a, a, END, -1], [END, -1, -1, -1]]))
+    tokens = np.array([[a, a, END, -1], [END, -1, -1, -1]])
+    values, _ = make_task(model, rewards=rewards).judge(np.array([1, 0]), tokens)
     assert calls == [(["345", "12"], ["aa", ""], ["b", "a"])] and values.tolist() == [[1, 2], [1, 0]]
-    make_task(model, [{"messages": CHAT[1:2], "answer": 1}], rewards=rewards[:1]).score(np.array([0]), np.array([[a]]))
+    make_task(model, [{"messages": CHAT[1:2], "answer": 1}], rewards=rewards[:1]).judge(np.array([0]), np.array([[a]]))
     assert make_task(model, [{"prompt": "1", "table": np.eye(2)}]).digest, "a field may be any object"
     assert calls[1] == ([CHAT[1:2]], [[{"role": "assistant", "content": "a"}]], [1])
 
 
 def test_another_reward_of_the_same_name_is_another_run(tmp_path):
-    """Neither the folder of the model nor the tokenizer is part of the comparison: the digest stands for them."""
-    first, second = (load_model(make_model(tmp_path / name)) for name in "ab")
+    """Neither the place of the model nor the tokenizer is part of the comparison: the digest stands for them."""
+    first, second = (load_model(make_model(tmp_path / place / "model")) for place in "ab")
 
     def described(model, function):
         task = make_task(model, rewards=(Reward("lengths", function),))
@@ -160,7 +161,7 @@ def test_steps_are_paid_by_the_tokens_that_end_them(model):
     for row, text in enumerate(("é\na", "12\n4")):
         ids = [*model.tokenizer.encode_part(text), END]
         tokens[row, : len(ids)] = ids
-    assert task.score(np.zeros(2, int), tokens).tolist() == [[1.5, 3], [1.5, 4]]
+    assert task.judge(np.zeros(2, int), tokens)[0].tolist() == [[1.5, 3], [1.5, 4]]
     values, rewarded = task.judge(np.zeros(2, int), tokens, steps=True)
     assert values.shape == (2, 6, 2) and values[..., 1].tolist() == [[0, 0, 0, 0, 3, 0], [0, 0, 0, 0, 4, 0]]
     assert values[..., 0].tolist() == [[0, 0, 1, 0.5, 0, 0], [0, 1, 0, 0.5, 0, 0]], "the first character has two bytes"

@@ -99,7 +99,7 @@ def test_rewards_and_demonstrations_keep_the_first_space(tmp_path):
     task = make_task(load_model(tmp_path / "m"), rows, rewards=(reward,))
     tokens = demonstration_tokens(task, task.prompts)[1]
     assert tokens.tolist() == [[9, 1], [10, 1]]
-    task.score(np.arange(2), tokens)
+    task.judge(np.arange(2), tokens)
     assert seen == [" 5", "5"] and task.texts(np.arange(2), tokens) == seen
 
 

@@ -107,7 +107,7 @@ def test_a_scorer_rewards_another_models_completions(tmp_path):
     paid = jax.jit(env.outcome)(states, {name: jnp.broadcast_to(value, 3) for name, value in env.params.items()})
     oracle = [numpy_scores(folder, own.encode(text))[-1, 0] for text in ("bbbcd", "babca", "aaacb")]
     np.testing.assert_allclose(np.asarray(paid.values)[:, 0], oracle, atol=1e-5)
-    np.testing.assert_allclose(paid.values, task.score(np.array([0, 0, 1]), tokens), atol=1e-5)
+    np.testing.assert_allclose(paid.values, task.judge(np.array([0, 0, 1]), tokens)[0], atol=1e-5)
 
 
 def test_another_scorer_is_another_run(folder, tmp_path):

@@ -35,8 +35,7 @@ WORDS = Words(
     },
     others={
         **{"model_name_or_path": "--model", "dataset_name": "--prompts", "reward_funcs": "--reward"},
-        **{"max_completion_length": "--max-completion", "output_dir": "--out", "eval_steps": "--sample-every"},
-        **{"save_steps": "--checkpoint-every", "lora_r": "--lora-rank", "use_peft": "--lora-rank 16"},
+        **{"max_completion_length": "--max-completion", "output_dir": "--out", "use_peft": "--lora-rank 16"},
         "per_device_train_batch_size": "--num-prompts × --group-size, as it counts completions,",
         "num_train_epochs": "--num-iterations × --num-prompts / the number of prompts",
     },

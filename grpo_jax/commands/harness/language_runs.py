@@ -13,10 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from grpo_jax import TrainState
-from grpo_jax.commands.harness.figures import write_markdown
+from grpo_jax.commands.harness.figures import print_table, write_markdown
 from grpo_jax.commands.harness.held_out_points import advise, before_and_after, diagnose, draw_points, read_points
 from grpo_jax.config import behaviour_policy, kept_with
 from grpo_jax.evaluation.generation import Sampling, generate
@@ -212,13 +211,10 @@ class HeldOutCurves:
 
     def finish(self) -> None:
         """Prints the means before and after the run, and draws them all along it: held_out.md, held_out.png."""
-        rows = before_and_after(self.points)
-        table = Table(measured_on(self.task, self.arguments), "before", "after")
-        for row in rows:
-            table.add_row(*row)
-        self.console.print(table)
-        write_markdown(self.folder / "held_out.md", [column.header for column in table.columns], rows)
-        draw_points(self.points, self.folder / "held_out.png", measured_on(self.task, self.arguments))
+        about, rows = measured_on(self.task, self.arguments), before_and_after(self.points)
+        print_table(self.console, [[about, "before", "after"], *rows])
+        write_markdown(self.folder / "held_out.md", [about, "before", "after"], rows)
+        draw_points(self.points, self.folder / "held_out.png", about)
         files = "held_out.json, samples.jsonl and held_out.png"
         self.console.print(f"All along the run: {files} in {self.folder}", soft_wrap=True)
 
