@@ -95,7 +95,6 @@ def test_the_table_alone_is_printed_in_other_formats(form, part, folders, tmp_pa
     printed = capsys.readouterr().out
     assert part in printed and "Curves in" not in printed
     assert (tmp_path / "curves.pdf").read_bytes().startswith(b"%PDF")
-    plot.main(plot.Arguments(runs=folders[:1], out=tmp_path / "curves.pdf", format=form))
 
 
 def test_folders_without_a_run_are_reported(tmp_path, folders):
