@@ -79,14 +79,8 @@ class Recording:
             raise ConfigError(f"checkpoint_every={self.checkpoint_every} is negative; use 0 for no checkpoints")
         if self.resume and self.checkpoint_every == 0:
             raise ConfigError("resume=True needs checkpoints, and checkpoint_every=0 makes none; leave one of them out")
-        if self.wandb is not None:
-            check_installed("wandb")
-
-
-def check_installed(package: str) -> None:
-    """Raises ConfigError if a package is not installed."""
-    if importlib.util.find_spec(package) is None:
-        raise ConfigError(f"{package} is not installed: pip install {package}, or do without it")
+        if self.wandb is not None and importlib.util.find_spec("wandb") is None:
+            raise ConfigError("wandb is not installed: pip install wandb, or do without it")
 
 
 def prepare_folder(directory: Path, specs: Sequence[RunSpec], *, resume: bool, subfolder: str = "") -> None:

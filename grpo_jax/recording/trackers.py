@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from grpo_jax.recording.run_folder import check_installed, describe_run
+from grpo_jax.recording.run_folder import describe_run
 from grpo_jax.runs.run_spec import RunSpec, folder_name
 
 QUARTILES = {"": 0.5, "_q25": 0.25, "_q75": 0.75}
@@ -108,7 +108,6 @@ class WeightsAndBiases:
     """
 
     def __init__(self, directory: Path, spec: RunSpec, *, mode: str, group: str | None = None):
-        check_installed("wandb")
         import wandb
 
         settings, directory = spec.settings, directory.resolve()
