@@ -111,7 +111,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     if folder.is_dir():
         names = ", ".join(sorted(each.name for each in folder.iterdir())) or "no files"
         raise ConfigError(f"{path} cannot be read: the folder has {names:.200}; {advice}; GGUF is not read")
-    if len(folder.parts) == 2 and not folder.is_absolute():
+    if len(folder.parts) == 2 and not folder.is_absolute() and not folder.exists():
         advice += f"; one of Hugging Face's hub: `hf download {folder} --local-dir {folder.name}`"
     raise ConfigError(f"{path} cannot be read: there is no folder {folder}, and nothing is downloaded; {advice}")
 
