@@ -51,27 +51,19 @@ def test_runs_are_read_with_what_is_missing_and_still_being_written(folders):
 def test_a_path_with_brackets_is_printed_as_it_is(tmp_path, capsys, monkeypatch):
     """Folders of one name have that of the folder above in their labels."""
     monkeypatch.chdir(tmp_path)
-    for folder in ("[red]a/grpo", "b/grpo"):
-        Path(folder).parent.mkdir()
+    for folder in ("[red]a/grpo", "b/grpo", "b/ppo"):
+        Path(folder).parent.mkdir(exist_ok=True)
         write_run(Path(folder), returns=[[0.0], [0.5], [0.6]])
-    plot.main(plot.Arguments(runs=(Path("[red]a/grpo"), Path("b/grpo")), out=Path("[bold]:smile:")))
+    plot.main(plot.Arguments(runs=(*Path().glob("*/*"),), out=Path("[bold]:smile:")))
     printed = capsys.readouterr().out
-    assert "Curves in [bold]:smile:/comparison.png" in printed and "[red]a/grpo" in printed and "b/grpo" in printed
+    assert "Curves in [bold]:smile:/comparison.png" in printed and "[red]a/grpo" in printed
+    assert "b/grpo" in printed and "b/ppo" in printed
 
 
 def test_evaluations_are_compared_only_with_evaluations(folders):
     runs = plot.read_all(folders, "episode/return_mean")
     assert [*map(id, plot.final_returns(runs[:2]))] == [id(run.final_returns) for run in runs[:2]]
     np.testing.assert_allclose(plot.final_returns(runs), [[0.55, 0.15], [0.7, 0.7], [0.7, 0.65]], rtol=1e-6)
-
-
-def test_folders_of_one_name_get_different_labels(tmp_path):
-    folders = [tmp_path / part for part in ("monday/grpo", "tuesday/grpo", "tuesday/ppo")]
-    for folder in folders:
-        folder.parent.mkdir(exist_ok=True)
-        write_run(folder, returns=[[0.0], [0.5], [0.6]])
-    labels = [run.label for run in plot.read_all(tuple(folders), "loss/policy")]
-    assert labels == ["monday/grpo", "tuesday/grpo", "tuesday/ppo"]
 
 
 def test_they_are_drawn_and_tabled(folders, tmp_path, capsys):

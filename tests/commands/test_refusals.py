@@ -2,7 +2,6 @@
 
 import dataclasses
 import errno
-import fcntl
 import importlib
 import json
 import sys
@@ -153,38 +152,23 @@ def test_a_folder_with_a_run_that_cannot_be_resumed(name, flags, tmp_path, capsy
     said = refused(capsys, lambda: start(*flags, "--out", str(tmp_path)))
     assert "already holds a run" in said and "without checkpoints" in said
     assert contents(tmp_path) == {name: b"precious"}
-    for path in (tmp_path / name, tmp_path / name / "out"):
-        assert "cannot be written to: " in refused(capsys, lambda path=path: start("--out", str(path)))
-    assert contents(tmp_path) == {name: b"precious"}
 
 
 DIFFERENT = {
-    "environments": ("--num-envs 8", "config.num_envs is 8 here, and 4 in the checkpoints"),
-    "number of seeds": ("--num-seeds 2", "keys is"),
-    "algorithm": ("--algorithm grpo --cut-episodes", "holds the run 'ppo_on_Catch-bsuite'"),
-    "a state of another version": ("", "state.params"),
+    "no --resume": ("", "go on with it (resume=True, --resume)"),
+    "environments": ("--resume --num-envs 8", "config.num_envs is 8 here, and 4 in the checkpoints"),
+    "number of seeds": ("--resume --num-seeds 2", "keys is"),
+    "algorithm": ("--resume --algorithm grpo --cut-episodes", "holds the run 'ppo_on_Catch-bsuite'"),
+    "a state of another version": ("--resume", "state.params"),
 }
 
 
 @pytest.mark.parametrize("flags, message", DIFFERENT.values(), ids=DIFFERENT)
 def test_resume_of_another_run(flags, message, saved_run, capsys):
     before = contents(saved_run)
-    said = refused(capsys, lambda: start(*SAVED, "--resume", *flags.split(), "--out", str(saved_run)))
+    said = refused(capsys, lambda: start(*SAVED, *flags.split(), "--out", str(saved_run)))
     assert message in said and "another folder" in said
     assert contents(saved_run) == before
-
-
-def test_a_new_run_where_one_could_be_resumed(saved_run, capsys):
-    before = contents(saved_run)
-    assert "--resume" in refused(capsys, lambda: start(*SAVED, "--out", str(saved_run)))
-    assert contents(saved_run) == before
-
-
-def test_two_processes_in_one_folder(tmp_path, capsys):
-    with (tmp_path / ".lock").open("w") as held_by_another:
-        fcntl.flock(held_by_another, fcntl.LOCK_EX)
-        said = refused(capsys, lambda: start(*SAVED, "--resume", "--out", str(tmp_path)))
-    assert "another process is writing" in said and contents(tmp_path) == {}
 
 
 # --- failures after the folder is claimed ----------------------------------------------------------------------------

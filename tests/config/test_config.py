@@ -113,10 +113,7 @@ MISTAKES = {
     "a field of the network": ({"hidden_sizes": (4,)}, r"of the network: Config\(network=MLP\(hidden_sizes=\(4,\)\)\)"),
     "uneven groups": ({"environment": copy_task(), "share_prompts": True}, "whole groups, .* = 2 .*num_minibatches=2"),
     "windows without overlong episodes": ({"algorithm": PPO._replace(filter_overlong=True)}, r"\(start=FRESH\)"),
-    "an unknown part": (
-        of_parts(("positions",)),
-        r"must be a tuple of keys .* which has \('position',",
-    ),
+    "an unknown part": (of_parts(("positions",)), r"must be a tuple of keys .* which has \('position',"),
     "a key in place of keys": (of_parts("position"), r"actor_observation='position' must be a tuple of keys"),
     "no critic that sees more": (of_parts(("position",), "grpo"), "no critic that sees the rest; leave it out"),
     "parts of a minibatch that a slot compares": ({"algorithm": "kl_cov", "num_microbatches": 2}, "num_microbatches=2"),

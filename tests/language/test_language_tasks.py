@@ -15,15 +15,7 @@ from grpo_jax import Config, Hyperparams, Sampling, generate, make_mesh, make_tr
 from grpo_jax.environments.tokens import Completion
 from grpo_jax.errors import ConfigError
 from grpo_jax.host_calls import host_errors
-from grpo_jax.language import (
-    Reward,
-    RewardError,
-    Tokenizer,
-    as_prompts,
-    language_environment,
-    load_model,
-    save_model,
-)
+from grpo_jax.language import Reward, RewardError, Tokenizer, as_prompts, language_environment, load_model, save_model
 from grpo_jax.language.tokenizer import _token_bytes, stop_moves
 from grpo_jax.policies import Transformer, categorical, make_token_policy
 from grpo_jax.recording.identity import check_same, identity

@@ -12,15 +12,7 @@ from language_models import MODEL_TYPES, make_model, make_params, make_tokenizer
 from safetensors.numpy import load_file, save_file
 
 from grpo_jax.errors import ConfigError
-from grpo_jax.language import (
-    load_architecture,
-    load_model,
-    load_params,
-    save_adapter,
-    save_model,
-    save_trained,
-    saving,
-)
+from grpo_jax.language import load_architecture, load_model, load_params, save_adapter, save_model, save_trained, saving
 from grpo_jax.policies import add_lora, merge_lora
 
 

@@ -2,7 +2,6 @@
 
 import errno
 import functools
-import json
 import os
 import shutil
 import types
@@ -15,20 +14,15 @@ import pytest
 from probes import Probe, bits
 
 from grpo_jax import GRPO, Config, Hyperparams, run
-from grpo_jax.devices.mesh import make_mesh
 from grpo_jax.errors import ConfigError
 from grpo_jax.objectives import (
     EntropyHyperparams,
     adaptive_coefficient,
     adaptive_entropy_coefficient,
-    group_normalized,
-    outcome,
     with_hyperparams,
 )
 from grpo_jax.policies import MLP
 from grpo_jax.recording.checkpoint import KEPT, Checkpoints
-from grpo_jax.recording.identity import check_same
-from grpo_jax.recording.run_folder import describe
 from grpo_jax.runs.progress import initial_progress
 from grpo_jax.training.train import initial_states
 
@@ -196,17 +190,6 @@ def test_what_differs_is_refused_by_its_name(tmp_path):
         restored(tmp_path, lambda: state() | {"params": {"kernel": jnp.zeros((3, 5)), "bias": jnp.zeros(3)}})
 
 
-def test_slots_with_settings_of_their_own_are_told_apart():
-    def described(formula):
-        algorithm = GRPO._replace(advantage=outcome(formula))
-        return json.loads(json.dumps(describe(Config(environment=Probe(), algorithm=algorithm))))
-
-    normalized = functools.partial(group_normalized, ddof=1)
-    assert described(normalized) == described(functools.partial(group_normalized, ddof=1))
-    with pytest.raises(ConfigError, match="algorithm.advantage.formula"):
-        check_same(described(normalized), described(functools.partial(group_normalized, ddof=0)))
-
-
 @pytest.mark.slow
 def test_a_coefficient_that_adapts_goes_on(tmp_path):
     algorithm = GRPO._replace(
@@ -229,23 +212,6 @@ def test_a_coefficient_that_adapts_goes_on(tmp_path):
     rest = run(config, hyperparams, KEYS[:2], resume_from=start, chunk_length=2)
     assert bits(rest.states) == bits(whole.states)
     assert bits(rest.metrics) == bits({name: values[4:] for name, values in whole.metrics.items()})
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_with_other_devices(tmp_path):
-    sizes = {"num_envs": 4, "num_steps": 8, "num_epochs": 1, "num_minibatches": 1, "network": MLP((4,))}
-    config, keys = Config(environment=Probe(), algorithm="ppo", **sizes), KEYS[:2]
-    hyperparams = Hyperparams(total_steps=10 * 32.0, learning_rate=jnp.array([1e-2, 1e-3]))
-    like = functools.partial(initial_states, config, hyperparams, keys)
-    for before, after in ((2, 1), (1, 2)):
-        folder, options = tmp_path / str(before), {"chunk_length": 2, "mesh": make_mesh(seeds=before)}
-        with Checkpoints(folder, DESCRIPTION) as checkpoints:
-            whole = run(config, hyperparams, keys, callback=functools.partial(save_one, checkpoints), **options)
-        start = restored(folder, like, at_most=9)
-        rest = run(config, hyperparams, keys, resume_from=start, chunk_length=2, mesh=make_mesh(seeds=after))
-        assert start.iteration == 8 and len(jax.tree.leaves(rest.states)[0].devices()) == after
-        for one, other in zip(jax.tree.leaves(whole.states.params), jax.tree.leaves(rest.states.params), strict=True):
-            np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["[red]", "a\\b"])

@@ -4,38 +4,27 @@ from scipy.stats import trim_mean
 
 from grpo_jax.commands.harness.figures import steps_to_reach
 from grpo_jax.commands.plot import probability_of_improvement
-from grpo_jax.recording.statistics import (
-    bootstrap_interval,
-    iqm,
-    learning_curve,
-)
+from grpo_jax.recording.statistics import bootstrap_interval, iqm, learning_curve
+
+IQMS = [
+    ([7.0], 7.0),
+    ([1.0, 2.0, 9.0], 4.0),  # fewer than four: nothing is cut
+    ([100.0, 1.0, 2.0, -50.0], 1.5),
+    ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 1000.0], 4.5),
+    ([-9.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 99.0, 999.0], 3.5),  # 10 / 4 = 2.5: two are cut at each end
+    ([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 1000.0]], 4.5),  # runs and tasks together
+    ([1.0, 2.0, 3.0, np.nan], np.nan),  # a failed run shows
+]
 
 
-@pytest.mark.parametrize(
-    ("scores", "expected"),
-    [
-        ([7.0], 7.0),
-        ([1.0, 2.0, 9.0], 4.0),  # fewer than four: nothing is cut
-        ([100.0, 1.0, 2.0, -50.0], 1.5),
-        ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 1000.0], 4.5),
-        ([-9.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 99.0, 999.0], 3.5),  # 10 / 4 = 2.5: two are cut at each end
-        ([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 1000.0]], 4.5),  # runs and tasks together
-    ],
-)
-def test_iqm_by_hand(scores, expected):
-    assert iqm(scores) == expected
-
-
-@pytest.mark.parametrize("n", range(1, 24))
-def test_iqm_is_scipys_trimmed_mean(n):
-    scores = np.random.default_rng(n).standard_cauchy((5, n))
-    np.testing.assert_allclose(iqm(scores, axis=1), trim_mean(scores, 0.25, axis=1), rtol=1e-12)
-    np.testing.assert_allclose(iqm(scores), trim_mean(scores, 0.25, axis=None), rtol=1e-12)
-
-
-def test_iqm_shows_a_failed_run():
-    assert np.isnan(iqm([1.0, 2.0, 3.0, np.nan]))
+def test_iqm_is_scipys_trimmed_mean_and_numbers_by_hand():
+    for scores, expected in IQMS:
+        np.testing.assert_array_equal(iqm(scores), expected)
     np.testing.assert_array_equal(iqm([[1.0, np.nan], [1.0, 3.0]], axis=1), [np.nan, 2.0])
+    for n in range(1, 24):
+        scores = np.random.default_rng(n).standard_cauchy((5, n))
+        np.testing.assert_allclose(iqm(scores, axis=1), trim_mean(scores, 0.25, axis=1), rtol=1e-12)
+        np.testing.assert_allclose(iqm(scores), trim_mean(scores, 0.25, axis=None), rtol=1e-12)
 
 
 def test_bootstrap_intervals():
@@ -68,15 +57,10 @@ def test_learning_curve_leaves_out_padding_and_iterations_without_episodes():
     curve = learning_curve(steps, returns, num_points=3)
     np.testing.assert_array_equal(curve.steps, [20, 30, 40])
     np.testing.assert_array_equal(curve.mean, [2, 3, 4])
-    np.testing.assert_array_equal(curve.low, curve.mean)
-    np.testing.assert_array_equal(curve.high, curve.mean)
-
-
-def test_learning_curve_resists_an_outlying_seed():
-    steps = np.tile([[100], [200]], 8)
+    assert curve.low.tolist() == curve.high.tolist() == curve.mean.tolist()
     returns = np.tile([[1.0], [2.0]], 8)
-    returns[:, 3] = -1e6
-    np.testing.assert_array_equal(learning_curve(steps, returns, num_points=2).mean, [1, 2])
+    returns[:, 3] = -1e6  # one outlying seed
+    np.testing.assert_array_equal(learning_curve(np.tile([[100], [200]], 8), returns, num_points=2).mean, [1, 2])
 
 
 def test_learning_curve_of_all_episodes_of_each_part():
@@ -100,19 +84,16 @@ def test_learning_curve_without_returns():
     np.testing.assert_array_equal(one_silent.mean, [1, 2, 3])
 
 
-@pytest.mark.parametrize(
-    ("steps", "returns", "message"),
-    [
+def test_learning_curve_errors():
+    for steps, returns, message in (
         (np.zeros((0, 2)), np.zeros((0, 2)), "not empty"),
         ([1, 2], [1.0, 2.0], "num_iterations, num_seeds"),
         ([[1], [2]], [[1.0]], "num_iterations, num_seeds"),
         ([[2], [1]], [[1.0], [1.0]], "cumulative"),
         ([[0], [0]], [[1.0], [1.0]], "no seed made"),
-    ],
-)
-def test_learning_curve_errors(steps, returns, message):
-    with pytest.raises(ValueError, match=message):
-        learning_curve(steps, returns)
+    ):
+        with pytest.raises(ValueError, match=message):
+            learning_curve(steps, returns)
 
 
 def test_steps_to_reach_by_hand():
@@ -123,9 +104,6 @@ def test_steps_to_reach_by_hand():
     np.testing.assert_array_equal(steps_to_reach(steps, returns, 4.0, window=2), [30, 60, np.inf])
     np.testing.assert_array_equal(steps_to_reach(steps, returns, 4.0, window=3), [40, 60, np.inf])
     np.testing.assert_array_equal(steps_to_reach(steps, returns, 0.0, window=4), [40, np.inf, np.inf])
-
-
-def test_steps_to_reach_without_returns_is_never():
     np.testing.assert_array_equal(steps_to_reach([[5, 5]], [[np.nan, 0.0]], 0.0), [np.inf, 5])
 
 

@@ -20,17 +20,14 @@ def watched(space, **columns):
 
 
 def test_a_healthy_run_is_quiet():
-    assert (
-        watched(
-            Discrete(2),
-            policy__entropy=[[0.6, np.nan], [0.02, 0.3]],
-            policy__kl_behaviour=[[0.01, np.nan], [0.2, 0.9]],
-            group__zero_variance_fraction=[[0.0, np.nan], [1.0, 0.99]],
-            advantage__abs_mean=[[0.8, np.nan], [0.0, 0.1]],
-            optim__skipped_updates=[[0, np.nan], [0, 0]],
-        )
-        == []
-    )
+    columns = {
+        "policy__entropy": [[0.6, np.nan], [0.02, 0.3]],
+        "policy__kl_behaviour": [[0.01, np.nan], [0.2, 0.9]],
+        "group__zero_variance_fraction": [[0.0, np.nan], [1.0, 0.99]],
+        "advantage__abs_mean": [[0.8, np.nan], [0.0, 0.1]],
+        "optim__skipped_updates": [[0, np.nan], [0, 0]],
+    }
+    assert watched(Discrete(2), **columns) == []
 
 
 @pytest.mark.parametrize(
@@ -68,11 +65,8 @@ def test_groups_are_dead_after_long_and_across_chunks_and_reported_once():
     warnings = [warn(i, chunk) for i, chunk in enumerate(dead)]
     assert [i for i, messages in enumerate(warnings) if messages] == [DEAD_ITERATIONS - 1]
     assert "in seeds [0]" in warnings[DEAD_ITERATIONS - 1][0] and "group_size" in warnings[DEAD_ITERATIONS - 1][0]
-
-
-def test_groups_of_equal_scores_with_advantages_are_not_dead():
     equal = {"group/zero_variance_fraction": np.ones((30, 1)), "advantage/abs_mean": np.full((30, 1), 0.3)}
-    assert TrainingWarnings(Discrete(2))(0, equal) == []
+    assert TrainingWarnings(Discrete(2))(0, equal) == [], "equal scores with advantages"
 
 
 def test_exhausted_memory_says_how_many_rows_would_fit(monkeypatch):
