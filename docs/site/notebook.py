@@ -19,7 +19,9 @@ clones = [folder for folder in (Path.cwd(), *Path.cwd().parents) if (folder / "g
 package = PACKAGE or (f"-e {clones[0]}" if clones else "")
 assert package, "write the address of the repository, or the path of a wheel, into PACKAGE"
 jax_for_gpu = "jax[cuda12]" if shutil.which("nvidia-smi") else ""
-%pip install -q {package} {jax_for_gpu}"""
+%pip install -q {package} {jax_for_gpu}
+for folder in ("runs/tour", "runs/rates"):  # of an earlier run of this notebook
+    shutil.rmtree(folder, ignore_errors=True)"""
 
 
 def cells(page: str) -> list[tuple[str, str]]:
