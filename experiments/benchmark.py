@@ -24,7 +24,7 @@ from rich import progress
 from rich.table import Table
 
 from grpo_jax import Hyperparams, run
-from grpo_jax.commands.harness.command import command, make_console, new_folder, num_cores, provenance
+from grpo_jax.commands.harness.command import command, make_console, new_folder, num_cores
 from grpo_jax.commands.harness.limits import Count, NotNegative, OutFile
 from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.recording.figures import panels
@@ -36,6 +36,7 @@ from grpo_jax.sweeps.runs import score_summary
 
 from .harness import cold_start
 from .harness import reference_implementations as reference
+from .harness.provenance import provenance
 from .harness.reference_implementations import Size
 from .harness.workloads import IMPLEMENTATIONS, final_returns, make_cases, make_config, measure, ours
 

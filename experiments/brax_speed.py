@@ -19,12 +19,14 @@ import numpy as np
 from rich.table import Table
 
 from grpo_jax import Config, Hyperparams, make_init, make_train_step
-from grpo_jax.commands.harness.command import command, make_console, new_folder, provenance
+from grpo_jax.commands.harness.command import command, make_console, new_folder
 from grpo_jax.commands.harness.limits import Count, OutFile
 from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.errors import ConfigError
 from grpo_jax.policies import MLP
 from grpo_jax.recording.files import write_json
+
+from .harness.provenance import provenance
 
 
 @dataclasses.dataclass

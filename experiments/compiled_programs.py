@@ -21,12 +21,13 @@ from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 from rich.table import Table
 
-from grpo_jax.commands.harness.command import command, make_console, provenance
+from grpo_jax.commands.harness.command import command, make_console
 from grpo_jax.commands.harness.limits import Count, OutFile
 from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.files import write_json
 
+from .harness.provenance import provenance
 from .harness.reference_implementations import Implementation, Size
 from .harness.workloads import IMPLEMENTATIONS, make_implementation
 

@@ -12,11 +12,13 @@ import numpy as np
 from rich.table import Table
 
 from grpo_jax import Config, Hyperparams, make_init, make_train_step
-from grpo_jax.commands.harness.command import command, make_console, provenance
+from grpo_jax.commands.harness.command import command, make_console
 from grpo_jax.commands.harness.limits import OutFile
 from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.policies import MLP, Transformer
 from grpo_jax.recording.files import write_json
+
+from .harness.provenance import provenance
 
 SIZE = {"num_envs": 16, "num_epochs": 2, "num_minibatches": 4}
 CASES = {

@@ -9,13 +9,14 @@ import numpy as np
 
 from grpo_jax import PPO, evaluate, run, tuned
 from grpo_jax.commands.harness.command import command, make_console
-from grpo_jax.commands.harness.figures import with_interval, write_markdown
+from grpo_jax.commands.harness.figures import write_markdown
 from grpo_jax.commands.harness.limits import Seed, Seeds, Steps
 from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.hyperparams import completed
 from grpo_jax.objectives import EntropyHyperparams, adaptive_entropy_coefficient, with_hyperparams
 from grpo_jax.recording import learning_curve
 from grpo_jax.recording.figures import draw_curves
+from grpo_jax.recording.statistics import describe_estimate, estimate
 from grpo_jax.sweeps.runs import run_keys
 
 from .harness.summaries import TABLE
@@ -50,7 +51,7 @@ def main(arguments: Arguments) -> None:
             last = entropy[-(len(entropy) // 10) :].mean(axis=0)
             curves[label] = learning_curve(result["steps"], entropy, None)
             seeds = f"{last.min():.2f} to {last.max():.2f}"
-            rows.append([f"`{label}`", f"{last.mean():.2f}", seeds, with_interval(scores)])
+            rows.append([f"`{label}`", f"{last.mean():.2f}", seeds, describe_estimate(estimate(scores))])
     arguments.out.mkdir(parents=True, exist_ok=True)
     panel, what = {"PPO on CartPole-v1": curves}, "entropy of the policy, nats"
     draw_curves(panel, arguments.out / "entropy.png", "environment steps", arguments.num_seeds, what=what)

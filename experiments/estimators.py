@@ -20,7 +20,7 @@ from rich.table import Table
 from grpo_jax import GRPO, PPO, Algorithm, Config, make_init, objectives
 from grpo_jax.algorithms import DR_GRPO, KERNEL_GAE, RLOO, SAME_STEP_GAE, STATE_HASH
 from grpo_jax.baselines import KernelHyperparams, kernel_baseline, stateless
-from grpo_jax.commands.harness.command import command, make_console, provenance
+from grpo_jax.commands.harness.command import command, make_console
 from grpo_jax.commands.harness.limits import Count, OutFile, Seed
 from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.devices.mesh import make_row_mesh, over_rows
@@ -34,6 +34,7 @@ from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.minibatches import make_gradient, make_minibatches
 
+from .harness.provenance import provenance
 from .harness.summaries import chosen
 from .harness.tabular import PROCESSES, Exact, Tabular, exact_gradient
 

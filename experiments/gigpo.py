@@ -15,12 +15,12 @@ from grpo_jax import GRPO, Config, Hyperparams, evaluate, make_init, run, warm_s
 from grpo_jax.algorithms import GIGPO, GRPO_RETURN_TO_GO
 from grpo_jax.baselines import gigpo_advantage
 from grpo_jax.commands.harness.command import command, make_console
-from grpo_jax.commands.harness.figures import with_interval
 from grpo_jax.commands.harness.limits import Seed, Seeds, Share
 from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.policies import Transformer
 from grpo_jax.recording import Curve, learning_curve
 from grpo_jax.recording.figures import draw_curve, panels
+from grpo_jax.recording.statistics import describe_estimate, estimate
 from grpo_jax.sweeps.runs import run_keys, score_summary
 
 from .harness.summaries import TABLE, chosen, read_results, write_results
@@ -73,7 +73,7 @@ def main(arguments: Arguments) -> None:
 
 def table_row(name: str, entry: dict) -> list[str]:
     scores = (entry["before"], *(entry[algorithm] for algorithm in ALGORITHMS))
-    intervals = [with_interval(np.array(each["per_seed"]), ".3g") for each in scores]
+    intervals = [describe_estimate(estimate(np.array(each["per_seed"])), ".3g") for each in scores]
     return [name, f"{entry['steps']:,}", *intervals]
 
 

@@ -17,13 +17,14 @@ import numpy as np
 from rich.table import Table
 
 from grpo_jax import GRPO, Config, Hyperparams, make_init, make_train_step
-from grpo_jax.commands.harness.command import command, make_console, num_cores, provenance
+from grpo_jax.commands.harness.command import command, make_console, num_cores
 from grpo_jax.commands.harness.limits import Count, NotNegative, OutFile
 from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.errors import ConfigError
 from grpo_jax.language import load_model
 from grpo_jax.recording.files import write_json
 
+from .harness.provenance import provenance
 from .harness.random_text import random_text
 from .harness.reference_implementations import Implementation
 from .harness.workloads import Case, make_case, measure

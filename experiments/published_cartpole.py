@@ -13,7 +13,6 @@ from rich.table import Table
 
 from grpo_jax import GRPO, Config, Hyperparams
 from grpo_jax.commands.harness.command import command
-from grpo_jax.commands.harness.figures import with_interval
 from grpo_jax.commands.harness.limits import Count, Seeds
 from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.commands.harness.study import CommandStudy, StudyArguments
@@ -21,6 +20,7 @@ from grpo_jax.groups import CONTINUE
 from grpo_jax.objectives import kl_to_behaviour, returns_to_go, whitened
 from grpo_jax.recording import RunSpec, iqm
 from grpo_jax.recording.figures import plot_settings
+from grpo_jax.recording.statistics import describe_estimate, estimate
 from grpo_jax.runs.tuned_settings import ALGORITHM_SETTINGS
 from grpo_jax.sweeps.runs import Run
 
@@ -86,7 +86,7 @@ def comparison(runs: list[Run], num_episodes: int) -> Table:
         rendered.add_row(
             str(run.setting),
             PUBLISHED.get(str(run.setting), "–"),
-            with_interval(last_ten, ".1f"),
+            describe_estimate(estimate(last_ten), ".1f"),
             f"{iqm(last_tenth):.1f}",
             f"{np.sum(last_tenth >= 475)} of {len(last_tenth)}",
         )

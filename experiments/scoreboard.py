@@ -16,7 +16,7 @@ import numpy as np
 from rich import progress
 
 from grpo_jax.commands.harness import limits
-from grpo_jax.commands.harness.command import command, make_console, num_cores, provenance
+from grpo_jax.commands.harness.command import command, make_console, num_cores
 from grpo_jax.commands.harness.figures import markdown_table
 from grpo_jax.commands.harness.limits import Count, OutFile
 from grpo_jax.commands.harness.parsing import parse_flags
@@ -25,6 +25,7 @@ from grpo_jax.recording.files import as_numbers, plain, write_text
 
 from .harness import cold_start
 from .harness.cold_start import SAME_WORK, TUNED, Task
+from .harness.provenance import provenance
 from .harness.reference_implementations import installed, rejax_version
 from .harness.summaries import chosen
 

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from grpo_jax import GRPO, PPO, Algorithm, Config, Hyperparams, make_init, make_train_step
 from grpo_jax.algorithms import with_reference
-from grpo_jax.commands.harness.command import command, make_console, provenance
+from grpo_jax.commands.harness.command import command, make_console
 from grpo_jax.commands.harness.limits import Count, NotNegative, OutFile
 from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.errors import ConfigError
@@ -30,6 +30,7 @@ from grpo_jax.recording.files import write_json
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.updates.batch import make_batch
 
+from .harness.provenance import provenance
 from .harness.random_text import random_text
 from .harness.reference_implementations import Implementation
 from .harness.workloads import Case, compiled, make_case, make_update, measure

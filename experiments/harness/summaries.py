@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from grpo_jax.commands.harness.figures import with_interval, write_markdown
+from grpo_jax.commands.harness.figures import write_markdown
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.recording.files import write_json
+from grpo_jax.recording.statistics import describe_estimate, estimate
 
 SUMMARY, TABLE = "summary.json", "table.md"
 
@@ -46,4 +47,4 @@ def write_results(
 def method_cells(name: str, entries: Mapping[str, dict], methods: Iterable[str]) -> list[str]:
     """The name, and for each method the interquartile mean of its seeds with an interval; empty if it is not there."""
     scores = [entries[method]["per_seed"] if method in entries else None for method in methods]
-    return [name, *("" if each is None else with_interval(np.array(each), ".0f") for each in scores)]
+    return [name, *("" if each is None else describe_estimate(estimate(np.array(each)), ".0f") for each in scores)]

@@ -2,21 +2,22 @@
 
 import dataclasses
 import time
-from collections.abc import Iterator
 
 import jax
 import numpy as np
+from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from grpo_jax import Config, TrainedPolicy, evaluate
-from grpo_jax.commands.harness.command import command, make_console, provenance
-from grpo_jax.commands.harness.figures import with_interval
+from grpo_jax.commands.harness.command import command, make_console
+from grpo_jax.commands.harness.figures import Cell, print_table
 from grpo_jax.commands.harness.limits import Count, OutFile
 from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.commands.harness.trained import EpisodeArguments
 from grpo_jax.devices.mesh import make_row_mesh, make_rows_function
 from grpo_jax.recording.files import write_json
+from grpo_jax.recording.statistics import estimate
+from grpo_jax.runs.run_spec import hardware, versions
 from grpo_jax.sweeps.runs import score_summary
 
 EPISODES_AT_ONCE = 4096  # of all rows together
@@ -33,21 +34,15 @@ class Arguments(EpisodeArguments):
 
 
 def main(arguments: Arguments) -> None:
-    num_episodes = arguments.num_episodes
-    policies = arguments.load("all")
-    console = make_console()
+    policies, console = arguments.load("all"), make_console()
     started = time.perf_counter()
-    batches = play(policies, jax.random.key(arguments.seed), num_episodes, greedy=arguments.greedy)
-    count = num_batches(len(policies), num_episodes)
-    if console.is_interactive:
-        batches = track(batches, "episodes", total=count, console=console, transient=True)
-    returns, lengths = (np.concatenate(parts, axis=1) for parts in zip(*batches, strict=True))
+    returns, lengths = play(policies, arguments, console)
     seconds = time.perf_counter() - started
-    console.print(table(policies, returns, lengths))
+    print_table(console, table(policies, returns, lengths), title=policies.name)
     kind, word = "greedy" if arguments.greedy else "sampled", policies.settings.word
     word = word.removesuffix("s") if len(policies) == 1 else word
     console.print(
-        f"{policies.config.env.name}: {num_episodes} {kind} episodes of each of {len(policies)} {word}, "
+        f"{policies.config.env.name}: {arguments.num_episodes} {kind} episodes of each of {len(policies)} {word}, "
         f"{lengths.sum() / seconds:,.0f} steps/s",
         soft_wrap=True,
     )
@@ -56,48 +51,37 @@ def main(arguments: Arguments) -> None:
         console.print(f"Written to {arguments.out}", soft_wrap=True)
 
 
-def num_batches(num_rows: int, num_episodes: int) -> int:
-    """Batches in which the episodes of each row are played, so that the memory is bounded."""
-    return -(-num_episodes // max(1, EPISODES_AT_ONCE // num_rows))
-
-
-def play(
-    policies: TrainedPolicy, key: jax.Array, num_episodes: int, *, greedy: bool
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Returns and lengths `[R, ...]` of the next episodes of all rows, batch after batch."""
-    num_rows, config = len(policies), policies.config
-    batches = num_batches(num_rows, num_episodes)
-    size = -(-num_episodes // batches)
+def play(policies: TrainedPolicy, arguments: Arguments, console: Console) -> tuple[np.ndarray, np.ndarray]:
+    """Returns and lengths `[R, num_episodes]`, of batches, so that the memory is bounded."""
+    num_rows, num_episodes = len(policies), arguments.num_episodes
+    num_batches = -(-num_episodes // max(1, EPISODES_AT_ONCE // num_rows))
+    size = -(-num_episodes // num_batches)
 
     def episodes(policy, key):
-        return evaluate(config, policy.state(key), key, num_episodes=size, greedy=greedy)
+        return evaluate(policies.config, policy.state(key), key, num_episodes=size, greedy=arguments.greedy)
 
     episodes_of_rows = make_rows_function(episodes, make_row_mesh(num_rows))
-    left = num_episodes
-    for key_batch in jax.random.split(key, batches):
-        played = episodes_of_rows(policies, jax.random.split(key_batch, num_rows))
-        yield tuple(values[:, :left] for values in played)
-        left -= size
+    keys = jax.random.split(jax.random.key(arguments.seed), num_batches)
+    shown = track(keys, "episodes", console=console, transient=True, disable=not console.is_interactive)
+    batches = [episodes_of_rows(policies, jax.random.split(key, num_rows)) for key in shown]
+    returns, lengths = (np.concatenate(parts, axis=1)[:, :num_episodes] for parts in zip(*batches, strict=True))
+    return returns, lengths
 
 
-def table(policies: TrainedPolicy, returns: np.ndarray, lengths: np.ndarray) -> Table:
-    """For each setting, a line for each seed, and one for all of them."""
-    word = policies.settings.word.removesuffix("s")
-    rendered = Table(word, "mean return", "std", "worst", "best", "mean length", title=policies.name)
-    for setting, rows in policies.settings.rows.items():
-        if setting.values:
-            rendered.add_section()
-            rendered.add_row(str(setting))
+def table(policies: TrainedPolicy, returns: np.ndarray, lengths: np.ndarray) -> list[list[Cell]]:
+    """The names of the columns, a row for each seed of each setting, and one for all seeds of a setting."""
+    word, settings = policies.settings.word.removesuffix("s"), policies.settings.rows
+    several = ["setting"] if len(settings) > 1 else []
+    lines: list[list[Cell]] = [[*several, word, "mean return", "std", "worst", "best", "mean length"]]
+    for setting, rows in settings.items():
+        label = [str(setting)] if several else []
         for row in rows:
             values = returns[row]
             numbers = values.mean(), values.std(), values.min(), values.max(), lengths[row].mean()
-            rendered.add_row(str(policies.row[row]), *(f"{number:.4g}" for number in numbers))
+            lines.append([*label, str(policies.row[row]), *((number,) for number in numbers)])
         if len(rows) > 1:
-            if not setting.values:
-                rendered.add_section()
-            interval = with_interval(returns[rows].mean(axis=1))
-            rendered.add_row("IQM", interval, "", "", "", f"{lengths[rows].mean():.4g}")
-    return rendered
+            lines.append([*label, "IQM", estimate(returns[rows].mean(axis=1)), "", "", "", (lengths[rows].mean(),)])
+    return lines
 
 
 def summarise(arguments: Arguments, policies: TrainedPolicy, returns: np.ndarray, lengths: np.ndarray) -> dict:
@@ -115,7 +99,8 @@ def summarise(arguments: Arguments, policies: TrainedPolicy, returns: np.ndarray
         "return": scores if len(scores) > 1 else scores[0],
         "returns": returns,
         "lengths": lengths,
-        **provenance(),
+        "versions": versions(),
+        "hardware": hardware(),
     }
 
 

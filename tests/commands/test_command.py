@@ -8,7 +8,8 @@ import sys
 import jax
 import pytest
 
-from grpo_jax.commands.harness.command import command, provenance
+from experiments.harness.provenance import provenance
+from grpo_jax.commands.harness.command import command
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording import run_folder
 from grpo_jax.recording.run_folder import StopSignal

@@ -1,4 +1,4 @@
-"""What every command needs: errors, devices, the console, and the hardware and versions they ran on."""
+"""What every command needs: errors, devices and the console."""
 
 import contextlib
 import dataclasses
@@ -8,13 +8,11 @@ import functools
 import os
 import shlex
 import signal
-import subprocess
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 from rich.console import Console
@@ -26,13 +24,9 @@ from grpo_jax.recording.config_file import NotTrustedError
 from grpo_jax.recording.run_folder import StopSignal
 from grpo_jax.runs.processes import is_process_zero
 from grpo_jax.runs.programs import compiling
-from grpo_jax.runs.run_spec import hardware, versions
 
 # None: raised by this library. An error with the name of a file is one of the disk too.
 DISK_ERRORS = {None, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
-
-# What XLA and JAX read from the environment, and docs/accelerators.md describes.
-VARIABLES = ("XLA_FLAGS", "JAX_DEFAULT_MATMUL_PRECISION", "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE")
 
 PATIENT = " ".join(f"--xla_cpu_collective_call_{event}_timeout_seconds=86400" for event in ("warn_stuck", "terminate"))
 """XLA ends a process if one device of a CPU waits 40 seconds for another, as the one whose seeds have ended does."""
@@ -135,23 +129,6 @@ def make_console(*, width: int = 1000, quiet: bool = False) -> Console:
 
 def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def commit() -> str | None:
-    """The commit of the working tree, with a mark if it holds changes; None outside of a repository."""
-    arguments = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        done = subprocess.run(arguments, cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
-        return done.stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
-def provenance() -> dict[str, Any]:
-    """Where a measurement comes from: hardware, settings of XLA and JAX, versions of packages, commit."""
-    values = {name: os.environ.get(name, "").removeprefix(PATIENT).strip() for name in VARIABLES}
-    settings = {name: value for name, value in values.items() if value}
-    return {"hardware": hardware(), "settings": settings, "versions": versions(), "commit": commit()}
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -64,11 +64,6 @@ def return_cells(run: Run) -> list[Cell]:
     return [*cells, run.result.steps[-1].mean()]
 
 
-def with_interval(scores: np.ndarray, spec: str = ".4g") -> str:
-    """The interquartile mean of scores and, of several, its 95% interval."""
-    return describe_estimate(estimate(scores), spec)
-
-
 def table(runs: Sequence[Run]) -> list[list[Cell]]:
     """The names of the columns, and a row for each run on one environment."""
     _, steps = runs[0].config.env.words
