@@ -5,11 +5,16 @@ from pathlib import Path
 from typing import Annotated
 
 import jax
+import numpy as np
 
 from grpo_jax.commands.harness.command import command, make_console
 from grpo_jax.commands.harness.limits import Between, OutFile
 from grpo_jax.commands.harness.parsing import parse_flags
-from grpo_jax.commands.harness.trained import Drawing, EpisodeArguments
+from grpo_jax.commands.harness.trained import EpisodeArguments
+from grpo_jax.errors import ConfigError
+from grpo_jax.evaluation.episodes import Steps, record_episodes
+from grpo_jax.rendering import Renderer, make_renderer, write_animation
+from grpo_jax.rendering.drawings import captioned
 
 
 @dataclasses.dataclass
@@ -27,13 +32,37 @@ class Arguments(EpisodeArguments):
 
 
 def main(arguments: Arguments) -> None:
+    if arguments.out.suffix.lower() != ".gif":
+        raise ConfigError(f"{arguments.out} is not a name for an animation; use one that ends in .gif")
     policy, key = arguments.load(arguments.row), jax.random.key(arguments.seed)
-    drawing = Drawing(policy.config, arguments.out, arguments.fps)
-    played = drawing.draw(jax.jit(policy.state)(key), key, num_episodes=arguments.num_episodes, greedy=arguments.greedy)
+    config, state = policy.config, jax.jit(policy.state)(key)
+    renderer = make_renderer(config.environment, dict(config.env_params))
+    chunks = record_episodes(config, state, key, num_episodes=arguments.num_episodes, greedy=arguments.greedy)
+    last: list[Steps] = []
+
+    def pictures():
+        for steps in chunks:
+            last[:] = [steps]
+            yield captioned_frames(renderer, steps)
+
+    write_animation(pictures(), arguments.out, renderer.fps if arguments.fps is None else arguments.fps)
     console = make_console()
-    for episode, (value, length) in enumerate(zip(played.returns, played.lengths, strict=True)):
+    for episode, (value, length) in enumerate(zip(last[0].returns[-1], last[0].lengths[-1], strict=True)):
         console.print(f"episode {episode}: return {value:.6g}, {length} steps")
     console.print(f"Drawn in {arguments.out}", soft_wrap=True)
+
+
+def captioned_frames(renderer: Renderer, steps: Steps) -> np.ndarray:
+    """`[N, B, H, W, 3]`, with the episode, the number of steps and the return in a line above each picture."""
+    frames = renderer.frames(steps.states, steps.observations)
+    shape = frames.shape[:2]
+
+    def text(i, episode):
+        words = f"step {steps.lengths[i, episode]}   return {steps.returns[i, episode]:.5g}"
+        return f"episode {episode}   {words}" if shape[1] > 1 else words
+
+    pictures = [captioned(frames[place], text(*place)) for place in np.ndindex(shape)]
+    return np.stack(pictures).reshape(*shape, *pictures[0].shape)
 
 
 if __name__ == "__main__":

@@ -10,10 +10,8 @@ import numpy as np
 from grpo_jax.algorithms import name_of
 from grpo_jax.commands.harness.command import command
 from grpo_jax.commands.harness.flags import RunFlags, parse
-from grpo_jax.commands.harness.limits import OutFile, Seeds
+from grpo_jax.commands.harness.limits import Seeds
 from grpo_jax.commands.harness.study import CommandStudy, StudyArguments
-from grpo_jax.commands.harness.trained import Drawing
-from grpo_jax.errors import ConfigError
 from grpo_jax.recording import RunSpec, load
 
 
@@ -25,15 +23,9 @@ class Arguments(StudyArguments, RunFlags):
     """Independent runs."""
     init_from: Path | None = None
     """Folder of another run's results: all seeds start from its policy, that of the seed with the highest score."""
-    render: OutFile | None = None
-    """Draws an episode of the first seed's trained policy into this file, such as out.gif."""
 
 
 def main(arguments: Arguments) -> None:
-    if arguments.render is not None:
-        drawing = Drawing(arguments.config, arguments.render)
-        if jax.process_count() > 1:
-            raise ConfigError("--render needs a run of a single process; leave it out")
     config = arguments.config
     plan = RunSpec(name_of(config.algorithm), config, arguments.hyperparams, arguments.training_keys)
     start = {}
@@ -42,12 +34,8 @@ def main(arguments: Arguments) -> None:
         policies = jax.tree.map(lambda leaf: np.stack([leaf] * arguments.num_seeds), policy)
         start = {"params": lambda config: policies.params, "normalizer": policies.normalizer}
     study = CommandStudy("train", [plan], arguments)
-    (states,) = study.run_all(**start)
+    study.run_all(**start)
     study.finish()
-    if arguments.render is not None:
-        first = jax.tree.map(lambda leaf: leaf[0], states)
-        drawing.draw(first, jax.random.key(arguments.seed))
-        study.console.print(f"An episode of the first seed is drawn in {arguments.render}", soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ def test_help_shows_the_flags_used_most_or_all(capsys):
         return {*re.findall(r"^\W*(--[a-z-]+)", re.sub(r"\x1b\[[0-9;]*m", "", printed), re.M)}
 
     few, all_of_them = flags("--help"), flags("--help-all")
-    assert {"--environment", "--learning-rate", "--config", "--render"} <= few and len(few) < 30
+    assert {"--environment", "--learning-rate", "--config", "--init-from"} <= few and len(few) < 30
     assert few < all_of_them and "--gae-lambda" in all_of_them and len(all_of_them) > 90
     page = (Path(__file__).parents[2] / "docs/language_models.md").read_text()
     named = {*re.findall("--[a-z-]+", re.search("grpo-jax lm(.*?)```", page, re.S)[1]), "--num-prompts", "--lora-rank"}

@@ -75,7 +75,7 @@ COMMANDS = {
     "train --checkpoint-every 0 --resume --out x": "checkpoint_every=0 makes none",
     "train --resume": "name it with --out",
     "train --wandb offline": "pip install wandb",
-    "train --render x.xyz": "x.xyz is not a name for an animation; use one",
+    "play runs --out x.xyz": "x.xyz is not a name for an animation; use one",
     "train --out=": "--out has an empty path; write . for the current folder",
     "train --out \udcff": "is no text in UTF-8",
     "sweep --rows-at-once 0": "--rows-at-once 0 is not a whole number from 1",

@@ -1,20 +1,14 @@
-"""What the commands that use trained policies share: their flags, and episodes as a picture that moves."""
+"""The flags of the commands that use trained policies."""
 
 import dataclasses
 from pathlib import Path
 from typing import Annotated, Literal
 
-import jax
-import numpy as np
 import tyro
 
-from grpo_jax import Config, TrainedPolicy, TrainState, load
+from grpo_jax import TrainedPolicy, load
 from grpo_jax.commands.harness.flags import parse_overrides
 from grpo_jax.commands.harness.limits import Seed
-from grpo_jax.errors import ConfigError
-from grpo_jax.evaluation.episodes import Evaluation, Steps, record_episodes
-from grpo_jax.rendering import make_renderer, write_animation
-from grpo_jax.rendering.drawings import captioned
 
 
 @dataclasses.dataclass
@@ -53,42 +47,3 @@ class EpisodeArguments(PolicyArguments):
         overrides = parse_overrides(self.env_params)
         policy = super().load(row)
         return policy.on(self.environment, overrides) if self.environment is not None or overrides else policy
-
-
-class Drawing:
-    """A file with episodes of an environment, side by side, .gif.
-
-    Raises ConfigError if the environment or the format cannot be drawn. Without `fps`, as suits the environment.
-    """
-
-    def __init__(self, config: Config, path: Path, fps: float | None = None):
-        if path.suffix.lower() != ".gif":
-            raise ConfigError(f"{path} is not a name for an animation; use one that ends in .gif")
-        self._config, self._path = config, path
-        self._renderer = make_renderer(config.environment, dict(config.env_params))
-        self._fps = self._renderer.fps if fps is None else fps
-
-    def draw(self, state: TrainState, key: jax.Array, *, num_episodes: int = 1, greedy: bool = False) -> Evaluation:
-        """Plays episodes with the policy and the environment parameters of a state, and writes the file."""
-        last = None
-
-        def frames():
-            nonlocal last
-            for steps in record_episodes(self._config, state, key, num_episodes=num_episodes, greedy=greedy):
-                last = steps
-                yield self._frames(steps)
-
-        write_animation(frames(), self._path, self._fps)
-        return Evaluation(returns=last.returns[-1], lengths=last.lengths[-1])
-
-    def _frames(self, steps: Steps) -> np.ndarray:
-        """`[N, B, H, W, 3]`, with the episode, the number of steps and the return in a line above each picture."""
-        frames = self._renderer.frames(steps.states, steps.observations)
-        shape = frames.shape[:2]
-
-        def text(i, episode):
-            words = f"step {steps.lengths[i, episode]}   return {steps.returns[i, episode]:.5g}"
-            return f"episode {episode}   {words}" if shape[1] > 1 else words
-
-        pictures = [captioned(frames[place], text(*place)) for place in np.ndindex(shape)]
-        return np.stack(pictures).reshape(*shape, *pictures[0].shape)
