@@ -10,7 +10,7 @@ import jax
 from grpo_jax.algorithms import Algorithm, automatic_algorithm, by_name, name_of
 from grpo_jax.config_checks import check_config, check_counts, check_extras, check_function, check_switches
 from grpo_jax.devices.execution_plan import ExecutionPlan, resolve_plan
-from grpo_jax.environments import Environment, make_environment, stack_frames
+from grpo_jax.environments import Environment, make_environment
 from grpo_jax.environments.environment import with_standard_promotion
 from grpo_jax.environments.parameters import static_parameters
 from grpo_jax.environments.suites import SUITES
@@ -42,8 +42,6 @@ class Config(KnownFields):
     """Name of an algorithm, or "auto": "grpo" where there is a prompt, else "ppo" (or a value of `Algorithm`)."""
     env_params: Mapping[str, Any] | tuple[tuple[str, Any], ...] = ()
     """Parameters of the environment to override, such as max_steps_in_episode=200."""
-    frame_stack: int = 1
-    """Observations that the policy sees at once, the last ones side by side: channels of an image, or features."""
 
     # --- the rollout ---
 
@@ -209,7 +207,7 @@ class Config(KnownFields):
         """The environment's pure functions."""
         with jax.numpy_dtype_promotion("standard"):
             environment = make_environment(self.environment, dict(self.env_params))
-        environment = stack_frames(with_standard_promotion(environment), self.frame_stack)
+        environment = with_standard_promotion(environment)
         return environment._replace(extras=self.extras) if self.extras else environment
 
     @functools.cached_property

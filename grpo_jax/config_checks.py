@@ -22,7 +22,7 @@ MAX_STEPS = 2**30
 """The most environment steps of an iteration, so that int32 holds two iterations' (see `types.StepCount`)."""
 
 _COUNTS = (
-    *("num_envs", "group_size", "num_steps", "starts_per_rollout", "regroup_every", "num_kept_groups", "frame_stack"),
+    *("num_envs", "group_size", "num_steps", "starts_per_rollout", "regroup_every", "num_kept_groups"),
     *("num_epochs", "num_minibatches", "num_microbatches", "logits_chunk", "shuffle_blocks"),
 )
 

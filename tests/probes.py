@@ -159,28 +159,6 @@ class Parts:
         return {"position": state.position, "velocity": state.velocity, "privileged": privileged}
 
 
-class Moving(Probe):
-    """Two steps: the second pays 1 if the action says whether the number that is shown has grown since the first.
-
-    It starts uniformly in (0, 1) and grows or falls by 1/8. The second number alone gives the answer only below 1/8 and
-    above 7/8, a quarter of the time: at best 5/8 in the mean.
-    """
-
-    name = "Moving"
-    PARAMS = ProbeParams(max_steps_in_episode=3, lifetime=2)
-
-    def grows(self, state):
-        return jnp.mod(1000 * state.mark, 1.0) > 0.5
-
-    def step_env(self, key, state, action, params):
-        reward = (state.time == 1) & (action == self.grows(state))
-        observation, state, _, terminated, info = super().step_env(key, state, action, params)
-        return observation, state, reward.astype(jnp.float32), terminated, info
-
-    def get_obs(self, state, params=None, key=None):
-        return (state.mark + 0.125 * state.time * (2 * self.grows(state) - 1))[None]
-
-
 @struct.dataclass
 class QuestionState(environment.EnvState):
     kind: jax.Array

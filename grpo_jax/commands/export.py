@@ -146,7 +146,7 @@ def save_numpy(policy: TrainedPolicy, out: Path) -> None:
     is_mlp = type(network) is MLP and network.recurrent == "none" and config.action_distribution == "auto"
     if is_mlp and not isinstance(env.codec.decode(some_action(env.action_space)), tuple):
         parts, seen = by_path(env.codec.leaves), network.actor_observation
-        names = "shape", "num_values", "start", "first_axis_last"
+        names = "shape", "num_values", "start"
         manifest["observation"] = {
             path: {name: getattr(leaf, name) for name in names}
             for path, leaf in parts.items()

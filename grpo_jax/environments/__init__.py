@@ -5,7 +5,6 @@
 
 from grpo_jax.environments import tokens
 from grpo_jax.environments.environment import Environment, Transition, transition
-from grpo_jax.environments.frame_stack import stack_frames
 from grpo_jax.environments.host import HostEnvironment
 from grpo_jax.environments.parameters import EnvParams, group_parameters, row_parameters
 from grpo_jax.environments.registry import make_environment
@@ -23,7 +22,6 @@ __all__ = [
     "group_parameters",
     "make_environment",
     "row_parameters",
-    "stack_frames",
     "tokens",
     "transition",
 ]

@@ -1,6 +1,6 @@
 """One codec of an environment: observations as policies see them, and actions as the environment takes them.
 
-Rollouts, evaluation, `TrainedPolicy.act`, exported programs, frame stacks and environments on the host share it.
+Rollouts, evaluation, `TrainedPolicy.act`, exported programs and environments on the host share it.
 """
 
 import dataclasses
@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax.errors import ConfigError
-from grpo_jax.observations import channels_first
 from grpo_jax.types import PyTree
 
 
@@ -24,22 +23,12 @@ class Leaf:
     seen_dtype: Any  # that policies see
     num_values: int = 0  # of an integer, which becomes one-hot; 0: it stays as it is
     start: int = 0  # the smallest of these values
-    first_axis_last: bool = False  # of stacked images with their channels first
 
     def encode(self, x: jax.Array) -> jax.Array:
         """The array as policies see it."""
         if self.num_values:
             return jax.nn.one_hot(x - self.start if self.start else x, self.num_values).reshape(-1)
-        x = jnp.asarray(x, self.seen_dtype)
-        return jnp.moveaxis(x, 0, -1) if self.first_axis_last else x
-
-    def stacked(self, num_frames: int) -> "Leaf":
-        """Of so many frames side by side: along the axis of channels, the first or the last, or a new last one."""
-        first, *rest = self.shape or (1,)
-        if channels_first(self.shape):
-            return dataclasses.replace(self, shape=(num_frames * first, *rest), first_axis_last=True)
-        *rest, last = (*self.shape, 1) if len(self.shape) in (0, 2) else self.shape
-        return dataclasses.replace(self, shape=(*rest, num_frames * last))
+        return jnp.asarray(x, self.seen_dtype)
 
 
 class Codec(NamedTuple):

@@ -171,7 +171,6 @@ def _arrays(environment: Environment, env_params: EnvParams) -> dict[str, jax.Ar
         if name not in environment.params:
             raise ConfigError(
                 f"{environment.name!r} has no traced parameter {name!r}: {nearest(name, environment.params)}; the time "
-                "limit, and parameters that decide shapes or branches, are static: Config(env_params=...), which also "
-                f"names the fields of a physics model that are traced, such as env_params={{{name!r}: None}}"
+                "limit, and parameters that decide shapes or branches, are static: Config(env_params=...)"
             )
     return {name: as_dtype(name, value, environment.params[name].dtype) for name, value in (env_params or {}).items()}

@@ -16,7 +16,6 @@ from grpo_jax.environments.host import HostEnvironment, of_gymnasium
 from grpo_jax.environments.lean import LEAN
 from grpo_jax.environments.parameters import static_parameters
 from grpo_jax.environments.suites import SUITES, from_suite
-from grpo_jax.environments.suites.physics import RigidBodies, with_model_parameters
 from grpo_jax.environments.tokens import Task, token_environment
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.importing import import_object
@@ -44,10 +43,7 @@ def make_environment(environment: str | Any, params: Mapping[str, Any] | None = 
 
 def _made(environment: str | Any, params: Mapping[str, Any]) -> Environment:
     found = environment_object(environment)
-    if isinstance(found, Task):
-        made = token_environment(found, params)
-    else:
-        made = (with_model_parameters if isinstance(found, RigidBodies) else from_gymnax)(found, params)
+    made = token_environment(found, params) if isinstance(found, Task) else from_gymnax(found, params)
     # The requested name; gymnax's own differs, for example for DiscountingChain-bsuite.
     return made._replace(name=environment) if isinstance(environment, str) else made
 

@@ -9,7 +9,6 @@ import numpy as np
 
 from grpo_jax.config import Config, behaviour_policy, kept_with
 from grpo_jax.environments import EnvParams, group_parameters
-from grpo_jax.environments.frame_stack import unstacked_state
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.policies.normalization import Normalizer
 from grpo_jax.policies.sampling import apply_sampling_mask
@@ -102,9 +101,7 @@ def record_episodes(
         def step(carry, key):
             state, alive = carry
             next_state, trajectory = simulator.unroll(state, key, num_steps=1, auto_reset=False, greedy=greedy)
-            steps = Steps(
-                unstacked_state(state.environment), state.observation, state.episode_return, state.episode_length
-            )
+            steps = Steps(state.environment, state.observation, state.episode_return, state.episode_length)
             goes_on = alive & trajectory.valid[0] & ~trajectory.ended[0]
             return (advance_where(alive, state, next_state), goes_on), (steps, alive)
 

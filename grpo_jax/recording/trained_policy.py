@@ -81,7 +81,7 @@ class TrainedPolicy:
 
         Args:
           observation: one, or a batch `[N, ...]`, as the environment gives it, such as the integer of a `Discrete`
-            space; with `frame_stack` the last ones side by side, oldest first.
+            space.
           key: samples the action; None takes the most probable one.
           carry: of a recurrent policy: from `initial_carry` at the start of an episode, then from the call before.
           action_mask: bool `[num_actions]` or `[N, num_actions]`, the legal actions, if the environment has masks.

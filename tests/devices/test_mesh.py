@@ -120,7 +120,7 @@ settings = {
     "ppo": {"algorithm": "ppo", "num_steps": 16, "normalize_observations": True, "normalize_rewards": True},
     "gru": {"algorithm": "ppo", "num_steps": 16, "network": MLP((8,), recurrent="gru", recurrent_size=8)},
     "parts": {
-        **{"environment": "tests.probes:Parts", "algorithm": "ppo", "num_steps": 16, "frame_stack": 2},
+        **{"environment": "tests.probes:Parts", "algorithm": "ppo", "num_steps": 16},
         **{"network": MLP((8,), actor_observation=("position", "velocity")), "normalize_observations": True},
     },
     "blocks": {"algorithm": "ppo", "num_steps": 16, "shuffle_blocks": 8, "execution_plan": "tpu"},

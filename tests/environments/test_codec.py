@@ -13,7 +13,7 @@ from small import small_config
 from grpo_jax import Config, Hyperparams
 from grpo_jax.commands.export import make_program, save_arrays, save_numpy
 from grpo_jax.commands.harness import exported_policy
-from grpo_jax.environments import Box, Discrete, HostEnvironment, MultiDiscrete, make_environment, stack_frames
+from grpo_jax.environments import Box, Discrete, HostEnvironment, MultiDiscrete, make_environment
 from grpo_jax.environments.casting import exact_leaves
 from grpo_jax.errors import ConfigError
 from grpo_jax.observations import channels_first
@@ -149,17 +149,17 @@ def test_a_policy_with_masks_does_not_act_without_one():
 def test_a_policy_of_gymnax_gives_its_tuple_and_takes_its_integers():
     action = policy_of(Taking(SPACES["Tuple"][0])).act(np.zeros(2))
     assert isinstance(action, tuple) and action[0] in (7, 8)
-    lake = policy_of("FrozenLake-misc", frame_stack=2)
+    lake = policy_of("FrozenLake-misc")
     env = lake.config.env
-    assert env.codec.given == jax.ShapeDtypeStruct((2,), jnp.int32) and env.observation.shape == (32,)
-    np.testing.assert_array_equal(env.codec.encode(jnp.array([3, 1])), np.eye(16)[[3, 1]].reshape(-1))
-    assert lake.act([3, 1]).shape == () and lake.act(np.array([[3, 1]] * 5)).shape == (5,)
+    assert env.codec.given == jax.ShapeDtypeStruct((), jnp.int32) and env.observation.shape == (16,)
+    np.testing.assert_array_equal(env.codec.encode(jnp.array(3)), np.eye(16)[3])
+    assert lake.act(3).shape == () and lake.act(np.full(5, 3)).shape == (5,)
     with pytest.raises(ConfigError, match="has .*0.5.*type is int32"):
-        lake.act([0.5, 1])
+        lake.act(0.5)
     jitted = jax.jit(lambda x: lake.act(x))
-    assert jitted(jnp.array([3, 1])) == lake.act([3, 1])
+    assert jitted(jnp.array(3)) == lake.act(3)
     with pytest.raises(ConfigError, match="is float32, but its type is int32; convert it"):
-        jitted(jnp.zeros(2))
+        jitted(jnp.zeros(()))
 
 
 def test_what_loses_digits_alone_is_cast():
@@ -193,12 +193,11 @@ IMAGES = {(4, 36, 40): 4, (1, 28, 28): 1, (4, 48, 40, 3): 12, (36, 40, 4): 4, (1
 """The channels of images of these shapes."""
 
 
-@pytest.mark.parametrize("num_frames", [1, 2])
-def test_a_convolution_reads_channels_where_they_are(num_frames):
+def test_a_convolution_reads_channels_where_they_are():
     for shape, channels in IMAGES.items():
-        config = Config(environment=Image(shape), algorithm="ppo", num_envs=4, num_steps=4, frame_stack=num_frames)
+        config = Config(environment=Image(shape), algorithm="ppo", num_envs=4, num_steps=4)
         params = by_path(jax.eval_shape(config.policy.init, KEY))
-        assert {x.shape[0] for path, x in params.items() if "Conv_0/kernel" in path} == {9 * num_frames * channels}
+        assert {x.shape[0] for path, x in params.items() if "Conv_0/kernel" in path} == {9 * channels}
 
 
 def test_the_same_image_gives_the_same_values_wherever_its_channels_are():
@@ -210,8 +209,3 @@ def test_the_same_image_gives_the_same_values_wherever_its_channels_are():
     carry, turned = one.policy.initial_carry(params, 3), jnp.moveaxis(images, 1, -1)
     outputs = one.policy.step(params, images, carry)[:2], other.policy.step(params, turned, carry)[:2]
     jax.tree.map(np.testing.assert_array_equal, *outputs)
-    stacked = stack_frames(make_environment(first), 3)
-    assert stacked.observation.shape == (36, 40, 12) and stacked.codec.given.shape == (12, 36, 40)
-    state, observation = stacked.reset(KEY, stacked.params)
-    given = jnp.tile(first.get_obs(state.environment), (3, 1, 1))
-    np.testing.assert_array_equal(stacked.codec.encode(given), observation)

@@ -13,16 +13,13 @@ import numpy as np
 import pytest
 from flax import struct
 from probes import difference, random_play
-from small import small_config
 
-from grpo_jax import Hyperparams, make_init, make_train_step
 from grpo_jax.environments import Discrete, make_environment
-from grpo_jax.environments.parameters import TimedState
 from grpo_jax.environments.suites import NAMES, SUITES
 from grpo_jax.environments.suites.grids import one_hot_layers
 from grpo_jax.environments.suites.jumanji import Jumanji
 from grpo_jax.environments.suites.pgx import Pgx, random_legal
-from grpo_jax.environments.suites.physics import Playground, RigidBodies, in_float32
+from grpo_jax.environments.suites.physics import Playground, in_float32
 from grpo_jax.errors import ConfigError
 
 LIMIT, NUM_ENVS, NUM_STEPS = 6, 3, 14
@@ -319,66 +316,3 @@ def test_what_cannot_be_downloaded_is_an_error(monkeypatch):
         monkeypatch.setitem(SUITES, "playground", mock.Mock(side_effect=error))
         with pytest.raises(ConfigError, match="needs data that could not be downloaded: .*(disk|clone)"):
             make_environment("playground:Go1Getup")
-
-
-# --- domain randomisation --------------------------------------------------------------------------------------------
-
-
-@struct.dataclass
-class Model:
-    gravity: jax.Array
-    masses: jax.Array
-    num_bodies: int = 2
-
-    def tree_replace(self, values):
-        return self.replace(**values)
-
-
-class Falling(RigidBodies):
-    """Two bodies that fall at the speed of the model's gravity; pays the mean height."""
-
-    name, model_field = "falling", "model"
-
-    def __init__(self):
-        super().__init__(types.SimpleNamespace(action_size=1, model=Model(jnp.float32(-1.0), jnp.ones(2))), 3)
-
-    def reset_env(self, key, params):
-        return jnp.zeros(2), TimedState(jnp.zeros(2), 0)
-
-    def step_env(self, key, state, action, params):
-        heights = state.inner + self.inner.model.gravity
-        return heights, TimedState(heights, state.time + 1), jnp.mean(heights), False, {}
-
-
-def test_each_group_falls_under_its_own_gravity():
-    config = small_config("grpo", Falling(), num_envs=6, group_size=2, env_params={"gravity": None, "masses": 2.0})
-    assert {name: value.tolist() for name, value in config.env.params.items()} == {"gravity": -1, "masses": [2, 2]}
-    init, step = jax.jit(make_init(config)), jax.jit(make_train_step(config))
-    for gravity in ([-1.0, -2.0, 3.0], [0.5, 0.5, 0.5]):
-        state = init(jax.random.key(0), Hyperparams(), {"gravity": jnp.array(gravity)})
-        state, metrics = step(state)  # heights after 1, 2 and 3 steps: gravity times 6 in all
-        np.testing.assert_allclose(metrics["episode/return_mean"], 6 * np.mean(gravity), rtol=1e-6)
-        assert metrics["group/zero_variance_fraction"] == 1
-    assert step._cache_size() == 1
-    assert make_environment(Falling()).params == {} and float(config.environment.inner.model.gravity) == -1.0
-
-
-def test_fields_that_a_model_does_not_have_are_errors():
-    with pytest.raises(ConfigError, match="has no real numbers 'gravit': did you mean 'gravity'"):
-        make_environment(Falling(), {"gravit": None})
-    with pytest.raises(ConfigError, match=r"masses has shape \(2,\), but was given shape \(3,\)"):
-        make_environment(Falling(), {"masses": [1.0, 2.0, 3.0]})
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name, mass", [("brax:inverted_pendulum", "link.inertia.mass"), ("playground:CartpoleBalance", "body_mass")]
-)
-def test_a_heavier_model_moves_less(name, mass):
-    import_suite(name)
-    plain, env = make_environment(name), make_environment(name, {mass: None})
-    state, start = env.reset(jax.random.key(0), env.params)
-    step, usual = jax.jit(env.step), plain.step(None, state, jnp.ones(1), {}).observation - start
-    one, three = (step(None, state, jnp.ones(1), {mass: i * env.params[mass]}).observation - start for i in (1, 3))
-    np.testing.assert_allclose(one, usual, atol=1e-6)
-    assert np.linalg.norm(three) < 0.8 * np.linalg.norm(usual)

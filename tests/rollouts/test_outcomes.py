@@ -136,9 +136,9 @@ def test_an_algorithm_sees_the_parts_of_the_steps_and_then_those_of_the_outcome(
 
 
 def test_evaluated_and_recorded_episodes_have_the_outcome():
-    """Also where a class gives it, and with stacked frames."""
-    stacked = {"environment": Paying(), "env_params": {"max_steps_in_episode": 4}, "frame_stack": 2}
-    for config in (Config(environment=rewarded, **SMALL), Config(**stacked, **SMALL)):
+    """Also where a class gives it."""
+    paying = {"environment": Paying(), "env_params": {"max_steps_in_episode": 4}}
+    for config in (Config(environment=rewarded, **SMALL), Config(**paying, **SMALL)):
         state, key = begin(config), jax.random.key(1)
         play = jax.jit(lambda state, key, config=config: evaluate(config, state, key, num_episodes=2).returns)
         assert play(state, key).tolist() == [12.0] * 2

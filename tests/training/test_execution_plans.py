@@ -23,7 +23,7 @@ SORT = {"environment": "tokens:sort-3", "group_size": 4, "num_epochs": 4}
 FIELDS = {
     "ppo": {"algorithm": "ppo", "num_steps": 12, "normalize_observations": True, "normalize_rewards": True},
     "grpo": {"environment": Probe(), "algorithm": with_reference(GRPO), "group_size": 4, "num_microbatches": 2},
-    "parts": {"environment": Parts(), "algorithm": "ppo", "frame_stack": 2, "num_steps": 6}
+    "parts": {"environment": Parts(), "algorithm": "ppo", "num_steps": 6}
     | {"normalize_observations": True, "network": MLP((8, 8), actor_observation=("position", "velocity"))},
     "real actions": {"environment": "Pendulum-v1", "algorithm": "kernel_gae", "num_steps": 8},
     "images": {"environment": "Breakout-MinAtar", "algorithm": "ppo", "num_envs": 4, "num_steps": 4},

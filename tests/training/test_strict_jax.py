@@ -17,7 +17,7 @@ TRANSFORMER = Transformer(num_layers=1, width=8, num_heads=2, qk_norm=True, lora
 TOKENS = GROUPS | {"environment": copy_task(), "network": TRANSFORMER}
 CASES = {
     "ppo": ONE | {"algorithm": "ppo", "normalize_observations": True, "normalize_rewards": True},
-    "recurrent": ONE | {"algorithm": "ppo", "network": MLP((4,), recurrent="gru", layer_norm=True), "frame_stack": 2},
+    "recurrent": ONE | {"algorithm": "ppo", "network": MLP((4,), recurrent="gru", layer_norm=True)},
     "real actions": ONE | {"algorithm": "ppo", "environment": "Pendulum-v1"},
     "accelerator": ONE | {"algorithm": "ppo", "execution_plan": "gpu"},
     "kernel": ONE | {"algorithm": "kernel_gae", "group_size": 2},

@@ -69,8 +69,7 @@ def features(observation):
             raise ValueError(f"the observation {path} has the shape {shape}, or one axis more, not {x.shape}")
         if leaf["num_values"]:  # an integer, which becomes one-hot
             x = x.reshape(len(x), -1, 1) - leaf["start"] == np.arange(leaf["num_values"])
-        x = (np.moveaxis(x, 1, -1) if leaf["first_axis_last"] else x).astype(np.float32)
-        x, statistics = x.reshape(len(x), -1), f"normalizer/observation/{path}".rstrip("/")
+        x, statistics = x.reshape(len(x), -1).astype(np.float32), f"normalizer/observation/{path}".rstrip("/")
         if f"{statistics}/mean" in arrays:
             names = "origin", "mean", "variance"
             origin, mean, variance = (arrays[f"{statistics}/{name}"].reshape(-1) for name in names)

@@ -1,20 +1,14 @@
 """Rigid bodies: tasks of brax and of MuJoCo Playground (DeepMind's control suite, legged robots, hands) on MJX."""
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from grpo_jax.environments.door import from_gymnax
-from grpo_jax.environments.environment import Environment
-from grpo_jax.environments.parameters import LIMIT, Timed, TimedState, as_dtype
+from grpo_jax.environments.parameters import Timed, TimedState
 from grpo_jax.environments.spaces import Box
-from grpo_jax.errors import ConfigError, nearest
-from grpo_jax.types import PyTree
 
 
 def in_float32(function: Callable) -> Callable:
@@ -35,22 +29,11 @@ def in_float32(function: Callable) -> Callable:
 class RigidBodies(Timed):
     """Base class of tasks with brax's interface: `inner.reset`, `inner.step`, `inner.action_size` and `inner.dt`.
 
-    Subclasses define `step_env` and `model_field`; for drawings `mj_model`, the model of the task in MuJoCo, and
-    `joints(state)`, positions and velocities of all joints in MuJoCo's order.
+    Subclasses define `step_env`; for drawings `mj_model`, the model of the task in MuJoCo, and `joints(state)`,
+    positions and velocities of all joints in MuJoCo's order.
     """
 
     can_diverge = True
-    model_field: str  # the attribute of `inner` that holds the model that JAX computes with
-
-    @contextlib.contextmanager
-    def model_with(self, values: Mapping[str, jax.Array]) -> Iterator[None]:
-        """While it lasts, the model has other values of these fields."""
-        model = getattr(self.inner, self.model_field)
-        setattr(self.inner, self.model_field, model.tree_replace(dict(values)))
-        try:
-            yield
-        finally:
-            setattr(self.inner, self.model_field, model)
 
     @property
     def dt(self) -> float:
@@ -70,8 +53,6 @@ class RigidBodies(Timed):
 
 class Brax(RigidBodies):
     """A brax task, such as "brax:ant", with episodes of 1000 steps as in brax's own training."""
-
-    model_field = "sys"
 
     def __init__(self, name: str):
         from brax import envs
@@ -101,8 +82,6 @@ class Playground(RigidBodies):
     rewards of repeated actions are summed, as in Playground's own training. Physics run in MJX's implementation in JAX,
     on every device.
     """
-
-    model_field = "_mjx_model"
 
     def __init__(self, name: str):
         from mujoco_playground import registry
@@ -134,53 +113,3 @@ class Playground(RigidBodies):
 
         inner, rewards = jax.lax.scan(repeat, state.inner, length=self.num_repeats)
         return inner.obs, TimedState(inner, state.time + 1), jnp.sum(rewards), inner.done, {}
-
-
-def with_model_parameters(bodies: RigidBodies, overrides: Mapping[str, Any]) -> Environment:
-    """The environment of rigid bodies, in which the named fields of the model are traced parameters.
-
-    Only these: a model has a hundred fields, and what is not traced is a constant of the compiled program.
-
-    Args:
-      bodies: the task.
-      overrides: the time limit, and default values of fields by their paths in the model, such as "opt.gravity": None
-        for the model's own, or a number or an array that broadcasts to its shape.
-
-    Raises:
-      ConfigError: the model has no such field of real numbers, or the value has another shape.
-    """
-    environment = from_gymnax(bodies, {name: value for name, value in overrides.items() if name == LIMIT})
-    fields = {name: value for name, value in overrides.items() if name != LIMIT}
-    if not fields:
-        return environment
-    own = _real_fields(getattr(bodies.inner, bodies.model_field))
-
-    def default(name, value):
-        if name not in own:
-            raise ConfigError(f"the model of {bodies.name!r} has no real numbers {name!r}: {nearest(name, own)}")
-        if value is None:
-            return own[name]
-        try:
-            return np.broadcast_to(as_dtype(name, value, own[name].dtype), own[name].shape)
-        except ValueError as error:
-            raise ConfigError(f"{name} has shape {own[name].shape}, but was given shape {np.shape(value)}") from error
-
-    def under_model(function):
-        def call(*arguments):
-            with bodies.model_with(arguments[-1]):
-                return function(*arguments[:-1], {})
-
-        return call
-
-    with jax.ensure_compile_time_eval():
-        params = {name: default(name, value) for name, value in fields.items()}
-    return environment._replace(reset=under_model(environment.reset), step=under_model(environment.step), params=params)
-
-
-def _real_fields(model: PyTree) -> dict[str, np.ndarray]:
-    """The arrays of real numbers of a model by their paths, such as "opt.gravity"."""
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(leaf)
-        for path, leaf in jax.tree.leaves_with_path(model)
-        if jnp.issubdtype(jnp.result_type(leaf), jnp.floating) and np.size(leaf)
-    }
