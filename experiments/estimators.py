@@ -19,7 +19,7 @@ from rich.table import Table
 
 from grpo_jax import GRPO, PPO, Algorithm, Config, make_init, objectives
 from grpo_jax.algorithms import DR_GRPO, KERNEL_GAE, RLOO, SAME_STEP_GAE, STATE_HASH
-from grpo_jax.baselines import KernelHyperparams, kernel_baseline, stateless
+from grpo_jax.baselines import KernelHyperparams, kernel_baseline
 from grpo_jax.commands.harness.command import command, make_console
 from grpo_jax.commands.harness.limits import Count, OutFile, Seed
 from grpo_jax.commands.harness.parsing import parse_flags
@@ -105,11 +105,11 @@ def estimators(known: Exact) -> list[Estimator]:
         Estimator("forked", per_step(vine, forked(4)), "later steps of branches weigh more"),
         Estimator(
             "GAE, exact critic",
-            per_step(with_values._replace(baseline=stateless(functools.partial(critic, scale=1.0))), CONTINUE),
+            per_step(with_values._replace(baseline=functools.partial(critic, scale=1.0)), CONTINUE),
         ),
         Estimator(
             "GAE, critic of half the value",
-            per_step(with_values._replace(baseline=stateless(functools.partial(critic, scale=0.5))), CONTINUE),
+            per_step(with_values._replace(baseline=functools.partial(critic, scale=0.5)), CONTINUE),
             "bootstraps from wrong values",
         ),
     ]
@@ -133,12 +133,12 @@ def moments(config: Config, params: Any, key: jax.Array, num_rollouts: int) -> M
         state, key = carry
         key, *keys = jax.random.split(key, 3)
         played, trajectory = collect(config, simulator, state.rollout, *keys)
-        batch, baseline = make_batch(config, policy, state, trajectory, hyperparams)
+        batch = make_batch(config, policy, state, trajectory, hyperparams)
         everything = jnp.arange(batch.mask.shape[1]).reshape(1, config.shuffle_blocks, -1)
         whole = jax.tree.map(lambda leaf: leaf[0], make_minibatches(config, batch, everything, hyperparams))
         _, gradient = make_gradient(config, policy, batch, hyperparams)(params, whole)
         ascent = -ravel_pytree(gradient)[0]
-        state = state.replace(rollout=played, baseline=baseline)
+        state = state.replace(rollout=played)
         return (state, key), (ascent, jnp.sum(trajectory.valid) + config.trunk_steps)
 
     def add(sums, _):

@@ -137,7 +137,7 @@ def play(config: Config, params, key: jax.Array):
 def update(config: Config, state, name: str) -> Case:
     @jax.jit
     def make(params, key):
-        return make_batch(config, config.policy, state, play(config, params, key), state.hyperparams)[0]
+        return make_batch(config, config.policy, state, play(config, params, key), state.hyperparams)
 
     key, num_samples = jax.random.key(0), config.num_envs * config.num_steps
     fixed = make(state.params, key), state.hyperparams

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from grpo_jax import Hyperparams, tuned
 from grpo_jax.algorithms import KERNEL_GAE
-from grpo_jax.baselines import policy_features, stateless
+from grpo_jax.baselines import policy_features
 from grpo_jax.commands.harness.command import command
 from grpo_jax.commands.harness.limits import Steps
 from grpo_jax.commands.harness.parsing import parse_flags
@@ -99,12 +99,12 @@ def solve(matrix: jax.Array, vector: jax.Array, number: jax.Array) -> jax.Array:
 def by_least_squares(
     trajectory: Trajectory, policy: Policy, params: PyTree, hyperparams: Hyperparams, group_size: int
 ) -> tuple[jax.Array, jax.Array]:
-    """The function that `stateless` makes a baseline of."""
+    """The slot `baseline`."""
     numbers = {"discount": hyperparams.discount, "trace": hyperparams.gae_lambda}
     return least_squares_values(*policy_features(trajectory, policy, params), trajectory, **numbers)
 
 
-WITHOUT_CRITIC = KERNEL_GAE._replace(start=CONTINUE, baseline=stateless(by_least_squares))
+WITHOUT_CRITIC = KERNEL_GAE._replace(start=CONTINUE, baseline=by_least_squares)
 
 
 @dataclasses.dataclass

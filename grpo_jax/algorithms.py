@@ -36,7 +36,8 @@ class Algorithm(NamedTuple):
     critic: Annotated[Callable | None, "(values, targets, behaviour_values, hyperparams) -> loss [S, N]"]
     # the steps whose surrogate counts; None: all
     step_mask: Annotated[Callable | None, "(prediction, batch, hyperparams) -> bool [S, N]"] = None
-    baseline: baselines.Baseline | None = None  # values that advantages are relative to; None: the critic's, if any
+    # values [T, B] that advantages are relative to, and those of the final observations, [F, B]; None: the critic's
+    baseline: Annotated[Callable | None, "(trajectory, policy, params, hyperparams, group_size) -> values"] = None
     # the parameters of the reference policy for the next iteration, counted from 1; None: no reference exists
     reference: Annotated[Callable | None, "(reference_params, params, iteration, hyperparams) -> parameters"] = None
     # with the estimate k1 of the KL to the reference, or None; None leaves the rewards unchanged
@@ -199,14 +200,14 @@ _GROUP_GAE = PPO._replace(start=ANCHORED, critic=None, normalize=objectives.scal
 KERNEL_GAE = _GROUP_GAE._replace(baseline=baselines.kernel_baseline(), hyperparams=baselines.KernelHyperparams)
 """PPO without a critic: values of states are returns of similar ones in other environments."""
 # The paper compares whole completions.
-SAME_STEP_GAE = _GROUP_GAE._replace(baseline=baselines.same_step_baseline())
+SAME_STEP_GAE = _GROUP_GAE._replace(baseline=baselines.same_step_baseline)
 # As of SAME_STEP_GAE; the critic bootstraps where the window ends, and nowhere else.
 SAME_STEP_CRITIC = SAME_STEP_GAE._replace(critic=with_hyperparams(objectives.value_loss))
 # The paper has 9 branches, from every step of reasoning. GAE's lambda may then be 0.
 VINE_PPO = _GROUP_GAE._replace(start=FRESH, num_branches=4)
 # Visits of all rollouts count, in the paper those of the group.
 STATE_HASH = SAME_STEP_GAE._replace(
-    advantage=objectives.return_minus_value_advantage, baseline=baselines.state_hash_baseline()
+    advantage=objectives.return_minus_value_advantage, baseline=baselines.state_hash_baseline
 )
 
 _TABLE = {

@@ -209,7 +209,6 @@ class TrainState(struct.PyTreeNode):
     opt_state: PyTree  # of the optimiser, for the trained parameters
     rollout: RolloutState
     normalizer: PyTree  # statistics of observations and returns; None where they are not normalised
-    baseline: PyTree  # state of the baseline; no leaves without one, or for one that keeps nothing
     key: jax.Array
     kl_coef: jax.Array  # float32; hyperparams.kl_coef unless a controller adapts it
     entropy_coef: jax.Array  # float32; hyperparams.entropy_coef unless a controller adapts it

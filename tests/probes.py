@@ -271,11 +271,9 @@ known_policy = Policy(
 """Acts on constant logits, values linearly, and remembers how many steps it has made since its memory was reset."""
 
 
-def acted(params, *, reference_params=None, baseline=(), opt_state=None):
+def acted(params, *, reference_params=None, opt_state=None):
     """What `make_batch` and `update_epochs` read of a train state."""
-    return types.SimpleNamespace(
-        params=params, reference_params=reference_params, baseline=baseline, opt_state=opt_state
-    )
+    return types.SimpleNamespace(params=params, reference_params=reference_params, opt_state=opt_state)
 
 
 def check(config, hyperparams=None):

@@ -69,7 +69,7 @@ def composed(algorithm, rollout):
     @jax.jit
     def compose(rollout):
         state = acted(PARAMS, reference_params=REFERENCE)
-        batch = make_batch(config, known_policy, state, rollout, HYPERPARAMS)[0]
+        batch = make_batch(config, known_policy, state, rollout, HYPERPARAMS)
         everything = jnp.arange(batch.mask.shape[1])
         return batch, *minibatch_gradient(config, known_policy, PARAMS, batch, everything, HYPERPARAMS)
 

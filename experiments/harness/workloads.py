@@ -141,7 +141,7 @@ def make_parts(name: str, config: Config, num_samples: int) -> list[Case]:
     @jax.jit
     def first_batch(state):
         _, trajectory = rollout(config.policy, (state.rollout, state.key), state.params)
-        return make_batch(config, config.policy, state, trajectory, state.hyperparams)[0]
+        return make_batch(config, config.policy, state, trajectory, state.hyperparams)
 
     def policy_rollout(carry, params):
         return rollout(config.policy, carry, params)

@@ -1,7 +1,6 @@
-"""What a baseline is, how a function becomes one, and the simplest: the mean return of the group at the same step."""
+"""The simplest baseline, the mean return of the group at the same step, and the returns of a window."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,51 +12,13 @@ from grpo_jax.observations import leading_shape
 from grpo_jax.types import PyTree, Trajectory
 
 
-class Baseline(NamedTuple):
-    """Values of states, estimated from the returns of other rollouts: two pure functions, as in optax.
-
-    The state is what the baseline keeps from rollout to rollout, a pytree of arrays of constant shapes and dtypes.
-    """
-
-    # (trajectory, policy, params) -> the state before the first rollout; of the trajectory only shapes and dtypes exist
-    init: Callable
-    # (trajectory, state, policy, params, hyperparams, group_size) -> values [T, B] of the observations, [F, B] of the
-    # final ones, and the next state; `params` are those that acted
-    apply: Callable
-
-
-def no_state(trajectory: Trajectory, policy: Any, params: PyTree) -> tuple[()]:
-    """`init` of a baseline without a state."""
-    return ()
-
-
-class _Stateless(NamedTuple):
-    """`apply` of a baseline without a state; equal for equal functions, as a hashable `Config` needs."""
-
-    values: Callable
-
-    def __call__(self, trajectory: Trajectory, state: PyTree, *others: Any) -> tuple:
-        return *self.values(trajectory, *others), state
-
-
-def stateless(values: Callable) -> Baseline:
-    """A baseline that keeps nothing from rollout to rollout.
-
-    Args:
-      values: `(trajectory, policy, params, hyperparams, group_size) -> values [T, B], final values [F, B]`.
-    """
-    return Baseline(no_state, _Stateless(values))
-
-
-def same_step_baseline() -> Baseline:
+def same_step_baseline(
+    trajectory: Trajectory, policy: Any, params: PyTree, hyperparams: Hyperparams, group_size: int
+) -> tuple[jax.Array, jax.Array]:
     """The mean return-to-go of the group's others at the same step.
 
     With a critic, returns are bootstrapped by it where a limit or the window cut them; otherwise they end there.
     """
-    return stateless(_same_step)
-
-
-def _same_step(trajectory, policy, params, hyperparams, group_size):
     returns, final_value = window_returns(trajectory, hyperparams)
     return same_step_leave_one_out(returns, trajectory.valid, group_size), final_value
 

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 from jax.lax import broadcast_to_rank
 
-from grpo_jax.baselines.baseline import Baseline, stateless
 from grpo_jax.hyperparams import NOT_NEGATIVE, Hyperparams, number
 from grpo_jax.objectives.returns import bootstrapped_returns
 from grpo_jax.observations import flatten_observation
@@ -200,7 +199,7 @@ def policy_features(trajectory: Trajectory, policy: Any, params: PyTree) -> tupl
     )
 
 
-def kernel_baseline(*, metric: Callable = observed, relative: bool = True) -> Baseline:
+def kernel_baseline(*, metric: Callable = observed, relative: bool = True) -> Callable:
     """The mean return-to-go of all other environments at the same step, weighted by similarity.
 
     The bandwidth is `kernel_bandwidth` of `KernelHyperparams`.
@@ -209,10 +208,10 @@ def kernel_baseline(*, metric: Callable = observed, relative: bool = True) -> Ba
       metric: `observed` or `policy_features`, the states that are compared.
       relative: as of `kernel_values`.
     """
-    return stateless(_Kernel(metric, relative))
+    return _Kernel(metric, relative)
 
 
-class _Kernel(NamedTuple):
+class _Kernel(NamedTuple):  # equal for equal fields, as a hashable `Config` needs
     metric: Callable
     relative: bool
 

@@ -1,13 +1,16 @@
 """States that are the same, known by hashes of their bits, and the baseline of visits to the same state."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
-from grpo_jax.baselines.baseline import Baseline, stateless, window_returns
+from grpo_jax.baselines.baseline import window_returns
+from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.advantages import same_step_leave_one_out
 from grpo_jax.observations import leading_shape
 from grpo_jax.precision import at_least_float32
-from grpo_jax.types import PyTree
+from grpo_jax.types import PyTree, Trajectory
 
 
 def state_hash_values(
@@ -112,15 +115,13 @@ def _same(hash_a, hash_b, env):
     return [jnp.zeros(env.size, jnp.int32).at[order].set(jnp.cumsum(new, dtype=jnp.int32)) for new in numbers]
 
 
-def state_hash_baseline() -> Baseline:
+def state_hash_baseline(
+    trajectory: Trajectory, policy: Any, params: PyTree, hyperparams: Hyperparams, group_size: int
+) -> tuple[jax.Array, jax.Array]:
     """The mean return-to-go of other environments' visits to the same state, or else of the group at the same step.
 
     With a critic, it values final states; otherwise visits to them do.
     """
-    return stateless(_state_hash)
-
-
-def _state_hash(trajectory, policy, params, hyperparams, group_size):
     returns, critic_value = window_returns(trajectory, hyperparams)
     fallback = same_step_leave_one_out(returns, trajectory.valid, group_size)
     visits = trajectory.observation, trajectory.final_observation, returns, trajectory.valid

@@ -5,7 +5,6 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from grpo_jax.baselines.baseline import no_state
 from grpo_jax.config import Config, behaviour_policy, kept_with
 from grpo_jax.environments import EnvParams, group_parameters
 from grpo_jax.hyperparams import Hyperparams, completed
@@ -41,7 +40,7 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
 
         # Compare: advantages, targets, masks and weights, which stay fixed during the epochs.
         kept = kept_groups(config, scaled_rewards(normalizer, trajectory, hyperparams.reward_clip))
-        batch, baseline = make_batch(config, policy, state, kept, hyperparams)
+        batch = make_batch(config, policy, state, kept, hyperparams)
 
         # Learn: epochs of minibatches.
         optimizer, rate = scheduled_optimizer(config, hyperparams, fraction_done(state))
@@ -54,7 +53,6 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
             opt_state=learner.opt_state,
             rollout=rollout,
             normalizer=normalizer,
-            baseline=baseline,
             key=key,
             iteration=state.iteration + 1,
             steps=state.steps.plus(metrics["environment/steps"]),
@@ -123,7 +121,7 @@ def initial_state(
     def zero():
         return jnp.zeros((), jnp.int32)
 
-    state = TrainState(
+    return TrainState(
         params=params,
         reference_params=None if config.algorithm.reference is None else jax.tree.map(jnp.copy, trained),
         opt_state=jax.tree.map(jnp.copy, optimizer.init(flatten(trained))),
@@ -131,7 +129,6 @@ def initial_state(
         normalizer=initial_normalizer(
             rollout.observation, observations=config.normalize_observations, rewards=config.normalize_rewards
         ),
-        baseline=(),
         key=key,
         kl_coef=jnp.array(hyperparams.kl_coef),
         entropy_coef=jnp.array(hyperparams.entropy_coef),
@@ -142,17 +139,3 @@ def initial_state(
         episodes=StepCount(zero(), zero()),
         hyperparams=hyperparams,
     )
-    return state.replace(baseline=_initial_baseline(config, state))
-
-
-def _initial_baseline(config: Config, state: TrainState) -> PyTree:
-    """The state of the algorithm's baseline before the first rollout, from the shapes of that rollout."""
-    baseline = config.algorithm.baseline
-    if baseline is None or baseline.init is no_state:
-        return ()
-    policy = behaviour_policy(config, state.normalizer, state.hyperparams)
-
-    def play(state):
-        return collect(config, _simulator(config, policy, state), state.rollout, state.key, state.key)[1]
-
-    return baseline.init(jax.eval_shape(play, state), policy, state.params)

@@ -20,8 +20,8 @@ from grpo_jax.types import Batch, PyTree, TrainState, Trajectory
 
 def make_batch(
     config: Config, policy: Policy, state: TrainState, trajectory: Trajectory, hyperparams: Hyperparams
-) -> tuple[Batch, PyTree]:
-    """The samples of a trajectory, with all that stays fixed during the epochs, and the next state of the baseline.
+) -> Batch:
+    """The samples of a trajectory, with all that stays fixed during the epochs.
 
     Advantages are relative to the values of the algorithm's baseline, or without one to the critic's.
 
@@ -30,13 +30,12 @@ def make_batch(
         baseline sees one window at a time: later windows contain the consequences of the actions in earlier ones.
       policy: as it acted.
       state: its `params` acted. A recurrent reference policy, with `reference_params`, starts each rollout from its
-        initial carry, also where the rollout begins in mid-episode. `baseline` is the state of the baseline.
+        initial carry, also where the rollout begins in mid-episode.
       trajectory: `[T, B]`.
       hyperparams: every coefficient.
 
     Returns:
-      The batch, `[1, T * B]` single steps, or `[T, B]` where sequences are kept whole; and the next state of the
-      baseline. No gradient flows through either.
+      The batch, `[1, T * B]` single steps, or `[T, B]` where sequences are kept whole. No gradient flows through it.
 
     Raises:
       ValueError: a slot returned the wrong shape, or lacks something that it needs.
@@ -51,7 +50,7 @@ def make_batch(
     trajectory = played
     if config.env.limit_terminates:  # as if each end were terminal
         trajectory = played._replace(terminated=played.ended, truncated=jnp.zeros_like(played.truncated))
-    compared, baseline_state = _with_baseline(config, policy, state, trajectory, hyperparams)
+    compared = _with_baseline(config, policy, state, trajectory, hyperparams)
 
     # Advantages and targets.
     advantage = check_shape("advantage", algorithm.advantage(compared, hyperparams, group_size), trajectory.reward)
@@ -82,7 +81,7 @@ def make_batch(
     )
     if not config.keeps_sequences:
         batch = jax.tree.map(lambda leaf: _single_steps(leaf, config.shuffle_blocks), batch)
-    return jax.lax.stop_gradient((batch, baseline_state))
+    return jax.lax.stop_gradient(batch)
 
 
 def _single_steps(leaf: jax.Array, num_blocks: int) -> jax.Array:
@@ -124,28 +123,21 @@ def _with_reward(config: Config, trajectory: Trajectory, reference: dict, hyperp
 
 def _with_baseline(
     config: Config, policy: Policy, state: TrainState, trajectory: Trajectory, hyperparams: Hyperparams
-) -> tuple[Trajectory, PyTree]:
-    """The trajectory with the values of the baseline, if there is one, for the critic's; the baseline's next state."""
+) -> Trajectory:
+    """The trajectory with the values of the baseline, if there is one, for the critic's."""
     if config.algorithm.baseline is None:
-        return trajectory, state.baseline
+        return trajectory
 
-    def apply(trajectory):
-        arguments = state.baseline, policy, state.params, hyperparams, config.group_size
-        results = config.algorithm.baseline.apply(trajectory, *arguments)
-        if len(results) != 3:
-            raise ValueError(
-                "the slot 'baseline' should return values, final values and the next state (without a state values and "
-                f"final values), but returned {len(results)} results"
-            )
+    def values(window):
+        results = config.algorithm.baseline(window, policy, state.params, hyperparams, config.group_size)
+        if len(results) != 2:
+            raise ValueError(f"the slot 'baseline' should return values and final values, not {len(results)} results")
         return results
 
-    # The values come from each window alone, the next state from all windows at once.
-    value, final_value, baseline_state = apply(trajectory)
-    if config.num_windows > 1:
-        value, final_value = _by_window(lambda window: apply(window)[:2], trajectory, config.num_windows)
+    whole = config.num_windows == 1
+    value, final_value = values(trajectory) if whole else _by_window(values, trajectory, config.num_windows)
     value = check_shape("baseline", value, trajectory.reward)
-    following = next_values(value, final_value, trajectory.truncated)
-    return trajectory._replace(value=value, next_value=following), baseline_state
+    return trajectory._replace(value=value, next_value=next_values(value, final_value, trajectory.truncated))
 
 
 def _targets(

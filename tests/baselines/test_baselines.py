@@ -203,7 +203,7 @@ def batch_of(algorithm, trajectory, hyperparams=HYPERPARAMS, *, environment=None
     """The batch of a rollout of four members of one group."""
     sizes = {"num_envs": 4, "group_size": 4, "num_steps": 8, "num_minibatches": 1}
     config = Config(environment=environment or Recall(), algorithm=algorithm, **sizes)
-    return make_batch(config, policy, acted(params), trajectory, hyperparams)[0]
+    return make_batch(config, policy, acted(params), trajectory, hyperparams)
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -212,7 +212,7 @@ def batches(trajectory, algorithm):
     algorithm = algorithm._replace(advantage=objectives.gae_advantage, whole_sequences=True)
     plain = algorithm._replace(advantage=objectives.return_minus_value_advantage)
     return (
-        algorithm.baseline.apply(trajectory, (), known_policy, None, HYPERPARAMS, 4)[:2],
+        algorithm.baseline(trajectory, known_policy, None, HYPERPARAMS, 4),
         *(batch_of(algorithm, trajectory, HYPERPARAMS.replace(gae_lambda=x)) for x in (0.0, 1.0)),
         batch_of(plain, trajectory),
     )

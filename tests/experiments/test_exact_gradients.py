@@ -43,7 +43,7 @@ def means(config, params, key):
         state, key = carry
         key, *keys = jax.random.split(key, 3)
         state, trajectory = collect(config, simulator, state, *keys)
-        batch, _ = make_batch(config, policy, begun, trajectory, HYPERPARAMS)
+        batch = make_batch(config, policy, begun, trajectory, HYPERPARAMS)
         everything = jnp.arange(batch.mask.shape[1])
         _, _, gradient = minibatch_gradient(config, policy, params, batch, everything, HYPERPARAMS)
         return (state, key), -gradient["actor"]["Dense_0"]["kernel"]

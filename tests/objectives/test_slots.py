@@ -50,7 +50,7 @@ def rolled_out(algorithm):
     config = config_of(algorithm)
     of_rollout = {name: getattr(algorithm, name) for name in ("critic", "reference", "greedy_member")}
     state, trajectory = played(algorithm.start, **of_rollout)
-    batch = jax.jit(lambda *arguments: make_batch(config, config.policy, *arguments)[0])
+    batch = jax.jit(lambda *arguments: make_batch(config, config.policy, *arguments))
     return config, state, trajectory, batch(state, trajectory, state.hyperparams)
 
 
@@ -264,7 +264,7 @@ def test_the_kl_penalty_moves_into_the_reward():
     @jax.jit
     def compare(hyperparams):
         of_reference = state.replace(reference_params=reference)
-        batch = make_batch(config, config.policy, of_reference, trajectory, hyperparams)[0]
+        batch = make_batch(config, config.policy, of_reference, trajectory, hyperparams)
         carry = config.policy.initial_carry(None, 8)
         logits, _ = config.policy.sequence(reference, trajectory.observation, carry, trajectory.is_first)
         return batch, jax.nn.log_softmax(logits)

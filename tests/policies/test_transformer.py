@@ -119,7 +119,7 @@ def gradient(rollout):
     @functools.partial(jax.jit, static_argnames=("share_prompts", "num_minibatches", "num_microbatches"))
     def of(member=None, **fields):
         changed = dataclasses.replace(config, **fields)
-        batch = make_batch(changed, policy, state, trajectory, state.hyperparams)[0]
+        batch = make_batch(changed, policy, state, trajectory, state.hyperparams)
         mask = batch.mask if member is None else batch.mask & (jnp.arange(8) % 4 == member)
         batch = batch.replace(mask=mask, advantage=jnp.where(mask, jnp.arange(8.0) - 2.5, 0.0))
         return minibatch_gradient(changed, policy, state.params, batch, jnp.arange(8), state.hyperparams)[1:]
@@ -163,7 +163,7 @@ def test_completions_cut_by_length_are_filtered_on_request(rollout, gradient):
     @functools.partial(jax.jit, static_argnums=0)
     def mask(algorithm):
         changed = dataclasses.replace(config, algorithm=algorithm)
-        return make_batch(changed, policy, state, trajectory, state.hyperparams)[0].mask
+        return make_batch(changed, policy, state, trajectory, state.hyperparams).mask
 
     assert np.array_equal(mask(GRPO), trajectory.valid)
     assert np.array_equal(mask(GRPO._replace(filter_overlong=True)), trajectory.valid & ~cut)

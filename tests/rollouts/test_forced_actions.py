@@ -78,7 +78,7 @@ def test_no_gradient_or_metric_depends_on_forced_actions(name):
             distribution=jnp.where((other & forced)[..., None], 7.0, trajectory.distribution),
         )
         state = acted(params, reference_params=reference)
-        batch = make_batch(config, config.policy, state, trajectory, hyperparams)[0]
+        batch = make_batch(config, config.policy, state, trajectory, hyperparams)
         moved = jax.tree.map(lambda leaf: leaf + 0.1, params)
         indices = jnp.arange(batch.mask.shape[1])
         return minibatch_gradient(config, config.policy, moved, batch, indices, hyperparams), batch

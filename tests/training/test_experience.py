@@ -10,7 +10,6 @@ from probes import Probe, acted, bits, known_params, known_policy
 
 from grpo_jax import Config, Hyperparams, make_init, make_train_step
 from grpo_jax.algorithms import DR_GRPO, GRPO, GRPO_RETURN_TO_GO, SAME_STEP_GAE, with_reference
-from grpo_jax.baselines import stateless
 from grpo_jax.environments import group_parameters, make_environment
 from grpo_jax.groups import ANCHORED, anchored_groups, forked
 from grpo_jax.policies import MLP
@@ -143,13 +142,13 @@ def test_the_trunk_moves_by_the_lead():
 def test_a_baseline_sees_one_window_at_a_time(anchored):
     """What is paid in the second window moves no value of the first, not even of another environment."""
     _, _, trajectory = anchored
-    algorithm = SAME_STEP_GAE._replace(baseline=stateless(mean_of_others))
+    algorithm = SAME_STEP_GAE._replace(baseline=mean_of_others)
     sizes = {"num_envs": 16, "group_size": 4, "num_steps": 16, "regroup_every": 8}
     config = Config(environment=Probe(), algorithm=algorithm, **sizes)
 
     @jax.jit
     def advantages(trajectory):
-        return make_batch(config, known_policy, acted(None), trajectory, Hyperparams())[0].advantage
+        return make_batch(config, known_policy, acted(None), trajectory, Hyperparams()).advantage
 
     trajectory = trajectory._replace(final_observation=trajectory.observation[:1], carry=())
     changed = trajectory._replace(reward=trajectory.reward + 5.0 * (np.arange(32) >= 16))
@@ -173,9 +172,9 @@ def test_rounding_in_a_baseline_is_no_advantage(anchored):
     trajectory = trajectory._replace(final_observation=trajectory.observation[:1], carry=(), terminated=everywhere)
 
     def advantages(value, **fields):
-        algorithm = SAME_STEP_GAE._replace(baseline=stateless(lambda *_: (value, value[:1])))
+        algorithm = SAME_STEP_GAE._replace(baseline=lambda *_: (value, value[:1]))
         rollout, made = trajectory._replace(**fields), Config(algorithm=algorithm, **config)
-        return make_batch(made, known_policy, acted(None), rollout, Hyperparams())[0].advantage.reshape(8, 32)
+        return make_batch(made, known_policy, acted(None), rollout, Hyperparams()).advantage.reshape(8, 32)
 
     nearly = noise * (1 + 2 * jnp.finfo(jnp.float32).eps)
     advantage = advantages(nearly.at[1].add(0.03), reward=noise)

@@ -11,7 +11,6 @@ from probes import Probe, check
 from small import minibatch_gradient
 
 from grpo_jax import GRPO, PPO, Config, Hyperparams, make_train_step
-from grpo_jax.baselines import stateless
 from grpo_jax.errors import ConfigError
 from grpo_jax.objectives import group_centered, outcome, with_hyperparams
 from grpo_jax.policies import make_pure_policy
@@ -61,7 +60,7 @@ def rolled_out(**fields):
         state = initial_state(config, key, OwnHyperparams())
         simulator = Simulator(config.env, config.policy, state.params, plan=config.plan)
         _, trajectory = collect(config, simulator, state.rollout, key, key)
-        return state, trajectory, make_batch(config, config.policy, state, trajectory, state.hyperparams)[0]
+        return state, trajectory, make_batch(config, config.policy, state, trajectory, state.hyperparams)
 
     return config, *play(jax.random.key(0))
 
@@ -170,7 +169,7 @@ REFUSED = [
     ({"algorithm": GRPO._replace(metrics=rewarded)}, r"is no tuple of functions; write metrics=\(f,\)"),
     ({"algorithm": GRPO._replace(metrics=(rewarded, rewarded))}, "rewarded gives 'mine/reward', but another metric"),
     ({"algorithm": GRPO._replace(metrics=(lambda trajectory: {},))}, r"fills the slot metrics, which is called as f\("),
-    ({"algorithm": GRPO._replace(baseline=stateless(lambda *_: (0.0,)))}, "the slot 'baseline'.*returned 2 results"),
+    ({"algorithm": GRPO._replace(baseline=lambda *_: (0.0,))}, "the slot 'baseline' should .*not 1 results"),
     (giving(3.0), "metrics=.*gives float; return a dict such as"),
     (giving({"loss": 1.0}), "the name 'loss'; use a prefix of your own"),
     (giving({"setting/discount": 1.0}), "the name 'setting/discount'"),

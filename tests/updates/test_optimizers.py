@@ -87,7 +87,7 @@ def batch():
         state = initial_state(CONFIG, key, Hyperparams())
         simulator = Simulator(CONFIG.env, CONFIG.policy, state.params)
         _, trajectory = collect(CONFIG, simulator, state.rollout, *jax.random.split(state.key))
-        return make_batch(CONFIG, CONFIG.policy, state, trajectory, Hyperparams())[0]
+        return make_batch(CONFIG, CONFIG.policy, state, trajectory, Hyperparams())
 
     zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), jax.eval_shape(play, jax.random.key(0)))
     shape = zeros.advantage.shape

@@ -40,7 +40,7 @@ def config_of(algorithm, **fields):
 
 
 def batch_of(rollout, algorithm):
-    return make_batch(config_of(algorithm), known_policy, acted(PARAMS), rollout, HYPERPARAMS)[0]
+    return make_batch(config_of(algorithm), known_policy, acted(PARAMS), rollout, HYPERPARAMS)
 
 
 @functools.partial(jax.jit, static_argnames=("algorithm", "num_minibatches", "num_microbatches"))
