@@ -13,6 +13,7 @@ import jax
 from grpo_jax.devices.execution_plan import resolve_plan
 from grpo_jax.environments.spaces import Discrete
 from grpo_jax.errors import ConfigError, as_count
+from grpo_jax.objectives import exact_kl_to_reference
 from grpo_jax.policies.transformer import Transformer
 
 MAX_SAMPLES = 2**26
@@ -126,6 +127,11 @@ def _transformer(config: Any) -> Rules:
     for field in ("share_prompts", "truncate_sampling", "logits_chunk"):
         value = getattr(config, field)
         yield value and not is_transformer, f"{field}={value} is for transformers; leave it out"
+    yield (
+        config.logits_chunk and exact_kl_to_reference in config.algorithm.penalties,
+        f"logits_chunk={config.logits_chunk} keeps no distributions, which exact_kl_to_reference compares; use "
+        "kl_to_reference, or leave logits_chunk out",
+    )
 
 
 def _minibatches(config: Any) -> Rules:

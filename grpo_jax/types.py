@@ -148,8 +148,6 @@ class Batch(struct.PyTreeNode):
     action_mask: jax.Array | None = None  # [S, N, num_actions] bool, or bits, as in Trajectory
     reference_log_prob: jax.Array | None = None  # [S, N] under the reference policy; None without one
     reference_distribution: PyTree = None  # [S, N, ...] of the reference policy; None without one, or with logits_chunk
-    # [S, N, F] input of the reference policy's head, with logits_chunk and exact_kl_to_reference; else None
-    reference_features: jax.Array | None = None
     extras: dict[str, jax.Array] | None = None  # each [S, N, ...], of the trajectory
     # What a slot may compare, as the update does not split it. No arrays, and so known while tracing.
     whole_sequences: bool = struct.field(pytree_node=False, default=False)
@@ -163,8 +161,7 @@ class Prediction(NamedTuple):
     entropy: jax.Array
     value: jax.Array | None  # None without a critic
     kl_behaviour: jax.Array  # KL(behaviour || policy), exact or, with logits_chunk, estimated
-    # KL(policy || reference), in the same way, but exact for exact_kl_to_reference; None without a reference
-    kl_reference: jax.Array | None
+    kl_reference: jax.Array | None  # KL(policy || reference), in the same way; None without a reference
     reference_log_prob: jax.Array | None  # None without a reference
     params: PyTree = None  # the current parameters that are trained
     compute_features: Callable[[], jax.Array] | None = None

@@ -34,8 +34,6 @@ class Policy(NamedTuple):
     head: Callable | None = None  # (params, features [..., F]) -> distribution parameters [..., P]; optional
     # (params, features [..., F]) -> value [...]; optional, and None if the critic does not share the actor's features
     value_head: Callable | None = None
-    # (features [..., F]) -> distribution parameters [..., P] of the reference policy: see `bind_reference`
-    reference_head: Callable | None = None
     # Steps whose distributions an update computes at once, from features and head (see `score`). Rollouts then keep
     # the log-probabilities of actions, but no distributions. None: all at once.
     logits_chunk: int | None = None

@@ -3,7 +3,6 @@
 `score` computes what an update needs of distributions that do not fit into memory all at once.
 """
 
-import functools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -130,12 +129,6 @@ class Scores(NamedTuple):
 
     log_prob: jax.Array  # of the actions
     entropy: jax.Array
-    kl_reference: jax.Array | None  # exact KL(policy || reference); None without features of the reference
-
-
-def bind_reference(policy: Policy, params: PyTree) -> Policy:
-    """The policy with the head of a reference policy, which has these parameters, as a constant."""
-    return policy._replace(reference_head=policy.head and functools.partial(policy.head, params))
 
 
 def score(
@@ -143,7 +136,6 @@ def score(
     params: PyTree,
     features: jax.Array,
     action: jax.Array,
-    reference_features: jax.Array | None = None,
     action_mask: jax.Array | None = None,
 ) -> Scores:
     """The scores of actions, from about `policy.logits_chunk` distributions at a time.
@@ -157,7 +149,6 @@ def score(
       params: of the head.
       features: `[S, N, F]`, the policy's.
       action: `[S, N]` or `[S, N, D]`.
-      reference_features: `[S, N, F]` of the reference policy, if `bind_reference` has given its head to the policy.
       action_mask: `[S, N, num_actions]` bool, or its bits: the actions that might be sampled (see `mask_actions`).
     """
     (num_steps, num_sequences), family = features.shape[:2], policy.distribution
@@ -170,11 +161,9 @@ def score(
 
     @jax.checkpoint
     def of_chunk(chunk):
-        features, action, reference_features, mask = chunk
-        distribution, kl = mask_actions(policy.head(params, features), mask), None
-        if reference_features is not None:
-            kl = family.kl(distribution, mask_actions(policy.reference_head(reference_features), mask))
-        return Scores(family.log_prob(distribution, action), family.entropy(distribution), kl)
+        features, action, mask = chunk
+        distribution = mask_actions(policy.head(params, features), mask)
+        return Scores(family.log_prob(distribution, action), family.entropy(distribution))
 
-    scores = jax.lax.map(of_chunk, jax.tree.map(chunks, (features, action, reference_features, action_mask)))
+    scores = jax.lax.map(of_chunk, jax.tree.map(chunks, (features, action, action_mask)))
     return jax.tree.map(lambda leaf: leaf.reshape(-1, num_sequences)[:num_steps], scores)

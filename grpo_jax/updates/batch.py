@@ -9,7 +9,7 @@ from grpo_jax.algorithms import Algorithm
 from grpo_jax.config import Config
 from grpo_jax.groups import one_carry_per_group
 from grpo_jax.hyperparams import Hyperparams
-from grpo_jax.objectives import divergences, exact_kl_to_reference
+from grpo_jax.objectives import divergences
 from grpo_jax.objectives.returns import gae_advantage, next_values
 from grpo_jax.objectives.slots import bound
 from grpo_jax.policies import Policy, combine, partition
@@ -104,9 +104,7 @@ def _run_reference(config: Config, policy: Policy, state: TrainState, trajectory
         log_prob = policy.distribution.log_prob(distribution, trajectory.action)
         return {"reference_distribution": distribution, "reference_log_prob": log_prob}
     features = policy.features(*inputs)
-    log_prob = score(policy, params, features, trajectory.action, None, trajectory.action_mask).log_prob
-    is_exact = exact_kl_to_reference in algorithm.penalties
-    return {"reference_log_prob": log_prob, "reference_features": features if is_exact else None}
+    return {"reference_log_prob": score(policy, params, features, trajectory.action, trajectory.action_mask).log_prob}
 
 
 def _with_reward(config: Config, trajectory: Trajectory, reference: dict, hyperparams: Hyperparams) -> Trajectory:

@@ -11,7 +11,6 @@ from grpo_jax.devices.mesh import along_envs, num_env_devices, on_every_device
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.reductions import mean_or_missing
 from grpo_jax.policies import Policy, bind_frozen, combine, partition
-from grpo_jax.policies.sampling import bind_reference
 from grpo_jax.types import Batch, Metrics, PyTree, TrainState
 from grpo_jax.updates.loss import RATIO_MAX
 from grpo_jax.updates.minibatches import StackedMetrics, make_gradient, make_minibatches
@@ -47,13 +46,13 @@ def update_epochs(
       config: numbers of epochs and minibatches, and the slots of the loss.
       policy: as it acted.
       optimizer: of the parameters that are trained.
-      state: the parameters and the optimiser's state to start from, and the reference policy.
+      state: the parameters and the optimiser's state to start from.
       batch: the samples.
       hyperparams: every coefficient.
       key: of the orders.
     """
     trained, frozen = partition(policy, state.params)
-    policy = bind_reference(bind_frozen(policy, frozen), state.reference_params)
+    policy = bind_frozen(policy, frozen)
     flatten, unflatten = make_flattening(config, trained)
     # Blocks stay where they were played if each device has whole ones. Otherwise minibatches mix all environments, and
     # these are gathered once, rather than communicated in each update.

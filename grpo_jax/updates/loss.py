@@ -21,7 +21,7 @@ RATIO_MAX = "policy/ratio_max"  # the one metric that is a maximum, not a mean
 def predict(policy: Policy, params: PyTree, batch: Batch) -> Prediction:
     """The outputs of `params` for the samples; the compiler leaves out those that no slot and no metric reads.
 
-    With `logits_chunk`, divergences for which the batch has no features are estimates.
+    With `logits_chunk`, divergences are estimates.
     """
     carry = jax.tree.map(lambda leaf: leaf[0], batch.carry)
     inputs = params, batch.observation, carry, batch.is_first
@@ -31,11 +31,9 @@ def predict(policy: Policy, params: PyTree, batch: Batch) -> Prediction:
             value = policy.value_head(params, features)
         elif policy.has_critic:
             value = policy.sequence(*inputs)[1]
-        given = batch.action, batch.reference_features, batch.action_mask
-        log_prob, entropy, kl_reference = score(policy, params, features, *given)
-        kl_behaviour = k3_from_behaviour(batch.log_prob, log_prob)
-        if kl_reference is None and batch.reference_log_prob is not None:
-            kl_reference = k3(log_prob, batch.reference_log_prob)
+        log_prob, entropy = score(policy, params, features, batch.action, batch.action_mask)
+        kl_behaviour, reference = k3_from_behaviour(batch.log_prob, log_prob), batch.reference_log_prob
+        kl_reference = None if reference is None else k3(log_prob, reference)
         compute_features = lambda: features  # noqa: E731
     else:
         # The barrier stops XLA from repeating the loss, and its gradient, in every product of the network's last layer.

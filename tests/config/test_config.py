@@ -112,6 +112,11 @@ MISTAKES = {
     "a transformer of real observations": ({"network": "transformer"}, "observes a token .*float32.*network='mlp'"),
     "a field of the network": ({"hidden_sizes": (4,)}, r"of the network: Config\(network=MLP\(hidden_sizes=\(4,\)\)\)"),
     "uneven groups": ({"environment": copy_task(), "share_prompts": True}, "whole groups, .* = 2 .*num_minibatches=2"),
+    "exact divergences in chunks": (
+        {"environment": copy_task(), "logits_chunk": 8, "num_minibatches": 1}
+        | {"algorithm": with_reference(GRPO, kl=exact_kl_to_reference)},
+        "logits_chunk=8 keeps no distributions.*use kl_to_reference",
+    ),
     "windows without overlong episodes": ({"algorithm": PPO._replace(filter_overlong=True)}, r"\(start=FRESH\)"),
     "an unknown part": (of_parts(("positions",)), r"must be a tuple of keys .* which has \('position',"),
     "a key in place of keys": (of_parts("position"), r"actor_observation='position' must be a tuple of keys"),
