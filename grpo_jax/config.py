@@ -76,8 +76,7 @@ class Config(KnownFields):
     and the learning rate that gives an optax.GradientTransformation)."""
     schedule: str | Callable = "linear"
     """Learning rate over training: "constant", "linear", "cosine", package.module:name (or a function of progress in
-    [0, 1]), from learning_rate to final_learning_rate; or "adaptive_kl", which starts at learning_rate and follows
-    kl_target."""
+    [0, 1]), from learning_rate to final_learning_rate."""
     num_microbatches: int | None = None
     """Parts over which the gradient of a minibatch is accumulated; None: chosen by size."""
     logits_chunk: int | None = None

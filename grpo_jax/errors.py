@@ -66,7 +66,6 @@ _WORDS = {
     "clip_high": "clip clip_eps clip_coef clip_range clip_ratio clipping_epsilon epsilon epsilon_high",
     "learning_rate": "lr actor_learning_rate",
     "schedule": "lr_schedule learning_rate_schedule lr_scheduler_type",
-    "kl_target": "kl_threshold desired_kl",
     "final_learning_rate": "anneal_lr",
     "warmup": "warmup_ratio",
     "discount": "gamma discounting",

@@ -90,8 +90,7 @@ class Hyperparams(KnownFields, struct.PyTreeNode):
     kl_coef: float = number(0.01)
     """Weight of the KL penalty, to the behaviour or the reference policy depending on the algorithm."""
     kl_target: float = number(0.01, POSITIVE)
-    """KL in nats that an adaptive KL coefficient and the learning rate with schedule="adaptive_kl" aim at; with
-    off_policy_mask the limit of a sequence's mean."""
+    """KL in nats that an adaptive KL coefficient aims at; with off_policy_mask the limit of a sequence's mean."""
     kl_limit: float = number(math.inf, NOT_NEGATIVE, limit=True)
     """Once the mean KL to the behaviour policy exceeds this, the remaining updates of the iteration are skipped."""
     temperature: float = number(1.0, NOT_NEGATIVE)

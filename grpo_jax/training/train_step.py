@@ -18,7 +18,8 @@ from grpo_jax.training.metrics import own_metrics, rollout_metrics
 from grpo_jax.types import Metrics, PyTree, StepCount, TrainState
 from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.epochs import update_epochs
-from grpo_jax.updates.optimizers import make_flattening, scheduled_optimizer
+from grpo_jax.updates.optimizers import make_flattening, make_optimizer
+from grpo_jax.updates.schedules import scheduled_rate
 
 
 def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, Metrics]]:
@@ -43,7 +44,8 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
         batch = make_batch(config, policy, state, kept, hyperparams)
 
         # Learn: epochs of minibatches.
-        optimizer, rate = scheduled_optimizer(config, hyperparams, fraction_done(state))
+        rate = scheduled_rate(config.schedule, hyperparams, fraction_done(state))
+        optimizer = make_optimizer(config.optimizer, hyperparams, rate)
         learner, metrics = update_epochs(config, policy, optimizer, state, batch, hyperparams, key_update)
 
         # Record: metrics, counts, and the state of the next iteration.
@@ -115,7 +117,7 @@ def initial_state(
     trained, _ = partition(config.policy, params)
     environment_params = group_parameters(config.env, env_params, config.num_groups, config.group_size)
     rollout = Simulator(config.env, config.policy, params).reset(environment_params, key_reset, config.num_envs)
-    optimizer, _ = scheduled_optimizer(config, hyperparams, progress=0.0)
+    optimizer = make_optimizer(config.optimizer, hyperparams, scheduled_rate(config.schedule, hyperparams, 0.0))
     flatten, _ = make_flattening(config, trained)
 
     def zero():

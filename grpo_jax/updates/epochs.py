@@ -16,7 +16,6 @@ from grpo_jax.updates.loss import RATIO_MAX
 from grpo_jax.updates.minibatches import StackedMetrics, make_gradient, make_minibatches
 from grpo_jax.updates.optimizers import make_flattening
 from grpo_jax.updates.orders import minibatch_order
-from grpo_jax.updates.schedules import AdaptiveState, follow_kl
 
 
 class Learner(NamedTuple):
@@ -60,15 +59,13 @@ def update_epochs(
 
     gradient_of = make_gradient(config, policy, batch, hyperparams, flatten)
 
-    def update(carry, inputs):
-        (learner, within_limit), (minibatch, is_first) = carry, inputs
+    def update(carry, minibatch):
+        learner, within_limit = carry
 
         # The gradient, and the step that the optimiser makes of it.
         stacked, gradient = gradient_of(learner.params, minibatch)
         metrics, grad_norm = stacked.as_dict(), optax.global_norm(gradient)
-        # The first update starts from the behaviour policy: its KL is 0 up to rounding, and says nothing.
-        kl = jnp.where(within_limit & ~is_first, metrics["policy/kl_behaviour"], 0.0)
-        old = Learner(flatten(learner.params), follow_kl(learner.opt_state, kl, hyperparams))
+        old = Learner(flatten(learner.params), learner.opt_state)
         with jax.numpy_dtype_promotion("standard"):  # optax mixes dtypes
             steps, opt_state = optimizer.update(gradient, old.opt_state, old.params)
             new = Learner(optax.apply_updates(old.params, steps), opt_state)
@@ -79,15 +76,12 @@ def update_epochs(
         applied = finite & within_limit & (minibatch.num_valid > 0)
         learner = jax.tree.map(lambda new, old: jnp.where(applied, new, old), new, old)
         record = metrics | {"optim/grad_norm": grad_norm, "applied": applied, "finite": finite}
-        if isinstance(opt_state, AdaptiveState):
-            record["optim/learning_rate"] = opt_state.learning_rate
         # The loop carries no vector of the parameters, or XLA would not fuse a bias with its product.
         return (learner._replace(params=unflatten(learner.params)), within_limit), StackedMetrics.stack(record)
 
     minibatches = make_minibatches(config, batch, minibatch_order(config, key, batch.mask), hyperparams)
     start = Learner(trained, state.opt_state), jnp.array(True)
-    is_first = jnp.arange(config.num_epochs * config.num_minibatches) == 0
-    (learner, _), records = jax.lax.scan(update, start, (minibatches, is_first))
+    (learner, _), records = jax.lax.scan(update, start, minibatches)
     metrics = records.as_dict()
     applied, finite = metrics.pop("applied") > 0, metrics.pop("finite") > 0
     summary = {name: mean_or_missing(value, applied) for name, value in metrics.items()}

@@ -15,7 +15,6 @@ from grpo_jax.errors import ConfigError, are_alike, describe_arrays, function_na
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.importing import import_custom, is_custom
 from grpo_jax.types import PyTree
-from grpo_jax.updates.schedules import ADAPTIVE_KL, AdaptiveState, scheduled_rate
 
 
 def adam(hyperparams: Hyperparams, learning_rate: jax.Array) -> optax.GradientTransformation:
@@ -55,34 +54,6 @@ MAX_FLAT_PARAMETERS = 2**20
 A vector is quick to compile: PPO in 7.0 s, as a tree of twelve arrays in 8.0 (one CPU core). With many seeds it costs
 time on a GPU: 2,048 of them trained 1.15 times as fast without it on an H200, which was equal at other sizes.
 """
-
-
-def scheduled_optimizer(
-    config: Config, hyperparams: Hyperparams, progress: jax.Array | float
-) -> tuple[optax.GradientTransformation, jax.Array]:
-    """The optimiser of an iteration and its learning rate, with `schedule="adaptive_kl"` that of the first iteration.
-
-    Raises ConfigError as `make_optimizer` does, and for a rate that follows the KL with a warm-up, or with one update
-    in an iteration, whose KL is 0.
-    """
-    rate = scheduled_rate(config.schedule, hyperparams, progress)
-    optimizer = make_optimizer(config.optimizer, hyperparams, rate)
-    if config.schedule != ADAPTIVE_KL:
-        return optimizer, rate
-    if hyperparams.warmup is not None:
-        raise ConfigError(f"warmup has no effect with schedule={ADAPTIVE_KL!r}; leave it out, or use another schedule")
-    if config.num_epochs * config.num_minibatches == 1:
-        raise ConfigError(
-            f"schedule={ADAPTIVE_KL!r} has no effect with num_epochs=1 and num_minibatches=1, as the one update of an "
-            "iteration starts from the behaviour policy; raise one of them, or use another schedule"
-        )
-
-    def update(gradient: PyTree, state: AdaptiveState, params: PyTree = None) -> tuple[PyTree, AdaptiveState]:
-        at_rate = make_optimizer(config.optimizer, hyperparams, state.learning_rate)
-        steps, inner = at_rate.update(gradient, state.state, params)
-        return steps, AdaptiveState(state.learning_rate, inner)
-
-    return optax.GradientTransformation(lambda params: AdaptiveState(rate, optimizer.init(params)), update), rate
 
 
 def make_flattening(config: Config, params: PyTree) -> tuple[Callable, Callable]:

@@ -1,7 +1,6 @@
-"""Schedules: the learning rate as a function of the fraction of training that is done, or of the KL of updates."""
+"""Schedules: the learning rate as a function of the fraction of training that is done."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,13 +10,10 @@ from grpo_jax.errors import ConfigError, function_name, nearest, user_code
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.importing import import_custom
 
-ADAPTIVE_KL = "adaptive_kl"
-"""The schedule that starts at `learning_rate` and follows the KL to the behaviour policy: see `rate_for_kl`."""
 DECAYS = {
     "constant": jnp.ones_like,
     "linear": lambda progress: 1 - progress,
     "cosine": lambda progress: (1 + jnp.cos(jnp.pi * progress)) / 2,
-    ADAPTIVE_KL: jnp.ones_like,
 }
 """The schedules with a name: from 1 at `learning_rate` to 0 at `final_learning_rate`, as functions of progress."""
 
@@ -71,40 +67,3 @@ def scheduled_rate(schedule: str | Callable, hyperparams: Hyperparams, progress:
         warmed = jnp.maximum(progress - warmup, 0.0) / (1.0 - warmup)
     rate = end + (start - end) * jnp.asarray(schedule(warmed), jnp.float32)
     return rate if warmup is None else jnp.where(progress < warmup, start * progress / warmup, rate)
-
-
-class AdaptiveState(NamedTuple):
-    """The state of an optimiser whose learning rate follows the KL."""
-
-    learning_rate: jax.Array
-    state: Any  # of the optimiser
-
-
-def rate_for_kl(
-    rate: jax.Array, kl: jax.Array, *, target: float, low: float = 1e-5, high: float = 1e-2, factor: float = 1.5
-) -> jax.Array:
-    """The next learning rate: lower where the KL is above twice its target, higher where it is below half of it.
-
-        max(rate / factor, low)  if kl > 2 target;   min(rate factor, high)  if 0 < kl < target / 2
-
-    rsl_rl's and brax's rule (https://arxiv.org/abs/2109.11978). A rate that is outside of the bounds moves only
-    towards them, so that 0 stays 0.
-
-    Args:
-      rate: scalar, at least 0.
-      kl: scalar, in nats; one that is 0, negative by rounding or not finite leaves the rate unchanged.
-      target: the KL to hold, in nats, > 0.
-      low, high: bounds of the rate.
-      factor: of the change, > 1.
-    """
-    lower = jnp.maximum(rate / factor, jnp.minimum(low, rate))
-    higher = jnp.minimum(rate * factor, jnp.maximum(high, rate))
-    new = jnp.where(kl > 2 * target, lower, jnp.where((kl > 0) & (kl < target / 2), higher, rate))
-    return jnp.where(jnp.isfinite(kl), new, rate)
-
-
-def follow_kl(opt_state: Any, kl: jax.Array, hyperparams: Hyperparams) -> Any:
-    """The state of the optimiser after a KL was measured; one whose rate is fixed is unchanged."""
-    if not isinstance(opt_state, AdaptiveState):
-        return opt_state
-    return opt_state._replace(learning_rate=rate_for_kl(opt_state.learning_rate, kl, target=hyperparams.kl_target))

@@ -108,7 +108,6 @@ def test_plain_hyperparameters_and_a_users_are_completed_for_an_algorithm():
 READ = {
     "by the step": ("grpo", {}, Hyperparams(clip_low=0.1, reward_clip=5.0)),
     "by the controller": (HELD, {}, EntropyHyperparams(entropy_target=0.3, entropy_coef=0.1)),
-    "by the first learning rate": ("ppo", {"schedule": "adaptive_kl"}, Hyperparams(learning_rate=1e-3, kl_target=0.1)),
     "by the host": ("grpo", {"schedule": "constant"}, Hyperparams(total_steps=1e4, max_episodes=9.0)),
     "the default in float32": ("grpo", {}, Hyperparams(gae_lambda=float(np.float32(0.95)), kl_target=np.full(2, 0.01))),
     "its own": ("sapo", {}, SapoHyperparams(sapo_tau_positive=2.0)),

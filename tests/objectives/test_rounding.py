@@ -116,7 +116,7 @@ MOVES = {
         {"algorithm": "off_policy_mask", "num_microbatches": 2, "optimizer": rmsprop},
         {"kl_target": 1e-6, "adam_eps": 1e-12},
     ),
-    "adaptive": ({"algorithm": "kl_cov", "schedule": "adaptive_kl"}, {}),
+    "covariance": ({"algorithm": "kl_cov"}, {}),
 }
 HALF = Transformer(width=32, num_layers=2, num_heads=2, compute_dtype="bfloat16")
 MOVES["bfloat16"] = {"algorithm": "grpo", "num_envs": 64, "network": HALF}, {}

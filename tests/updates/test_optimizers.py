@@ -215,8 +215,6 @@ REFUSED = [  # of a config and hyperparameters
     ({"optimizer": OTHER_STATE}, {}, STEPS),
     ({"schedule": "cosin"}, {}, "unknown schedule 'cosin': did you mean 'cosine'"),
     ({"schedule": jnp.log}, {}, "schedule=.*factor of learning_rate.*for 0 and 1 it gives .-inf, 0.0"),
-    ({"schedule": "adaptive_kl", "num_epochs": 2}, {"warmup": 0.1}, "warmup has no effect with schedule='adaptive_kl'"),
-    ({"schedule": "adaptive_kl", "num_epochs": 1}, {}, "no effect with num_epochs=1 and num_minibatches=1"),
 ]
 
 
