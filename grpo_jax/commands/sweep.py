@@ -26,7 +26,7 @@ from grpo_jax.sweeps.sweep import train_grid
 
 NUM_SHOWN = 20
 # Fields with several values, which are hence no axis.
-LIST_FIELDS = ("hidden_sizes", "critic_hidden_sizes", "actor_observation", "extras", "env_params")
+LIST_FIELDS = ("hidden_sizes", "actor_observation", "extras", "env_params")
 
 
 @dataclasses.dataclass(kw_only=True)

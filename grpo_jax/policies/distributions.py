@@ -34,7 +34,6 @@ class Distribution(NamedTuple):
     kl: Callable  # (parameters, other) -> [...] exact KL(parameters || other) in nats
     to_environment: Callable = lambda action: action  # (action) -> the action that the environment's `step` takes
     num_free: int = 0  # the last `num_free` parameters do not depend on the observation: a policy trains them directly
-    initial_free: float = 0.0  # initial value of the free parameters
 
     def sample(self, parameters: jax.Array, key: jax.Array) -> jax.Array:
         """One action for each parameter vector."""
@@ -47,7 +46,7 @@ class Distribution(NamedTuple):
 
     def init_free(self) -> dict[str, jax.Array]:
         """The free parameters as the entry "free" of a policy's parameters; no entry if there are none."""
-        return {"free": jnp.full(self.num_free, self.initial_free, jnp.float32)} if self.num_free else {}
+        return {"free": jnp.zeros(self.num_free, jnp.float32)} if self.num_free else {}
 
     def join_free(self, outputs: jax.Array, params: Mapping[str, Any]) -> jax.Array:
         """A network's outputs `[..., num_outputs]` with the free parameters of `params` after them, `[..., P]`."""

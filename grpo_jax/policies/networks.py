@@ -45,8 +45,6 @@ class MLP(KnownFields):
     """Units of the recurrent layer."""
     shared_critic: bool = False
     """The critic is a second head of the actor's network instead of a separate network."""
-    critic_hidden_sizes: tuple[int, ...] | None = None
-    """Widths of the critic's dense hidden layers; None: hidden_sizes."""
     actor_observation: tuple[str, ...] | None = None
     """Keys of a dict of observations that the actor sees, while its critic sees all; None: the actor sees all too."""
     actor_init_gain: float = 0.01
@@ -57,13 +55,11 @@ class MLP(KnownFields):
         set_field = functools.partial(object.__setattr__, self)  # the class is frozen
         for name in {"recurrent_size", "conv_channels"} & vars(self).keys():
             set_field(name, as_count(name, getattr(self, name)))
-        for name in ("hidden_sizes", "critic_hidden_sizes"):
-            sizes = getattr(self, name)
-            try:
-                if sizes is not None or name == "hidden_sizes":
-                    set_field(name, tuple(as_count(name, size) for size in sizes))
-            except (ConfigError, TypeError) as error:
-                raise ConfigError(f"{name}={sizes!r} must be positive integers, such as (64, 64)") from error
+        sizes = self.hidden_sizes
+        try:
+            set_field("hidden_sizes", tuple(as_count("hidden_sizes", size) for size in sizes))
+        except (ConfigError, TypeError) as error:
+            raise ConfigError(f"hidden_sizes={sizes!r} must be positive integers, such as (64, 64)") from error
         gain = self.actor_init_gain
         if not isinstance(gain, int | float) or not 0 <= gain < math.inf:
             raise ConfigError(f"actor_init_gain={gain!r} is no gain of initial weights: use a number such as 1.0, or 0")
@@ -73,12 +69,11 @@ class MLP(KnownFields):
                 raise ConfigError(f"unknown {name} {given!r}: {nearest(str(given), {*known} - {'none'})}")
         if isinstance(self.actor_observation, list):
             set_field("actor_observation", tuple(self.actor_observation))
-        for name in ("critic_hidden_sizes", "actor_observation"):
-            if self.shared_critic and getattr(self, name) is not None:
-                raise ConfigError(
-                    f"{name}={getattr(self, name)!r} is for a critic that is a separate network, but "
-                    "shared_critic=True; leave out one of the two"
-                )
+        if self.shared_critic and self.actor_observation is not None:
+            raise ConfigError(
+                f"actor_observation={self.actor_observation!r} is for a critic that is a separate network, but "
+                "shared_critic=True; leave out one of the two"
+            )
 
     def __call__(
         self, observation: PyTree, distribution: Distribution, critic: bool, *, steps_per_loop: int = 1
@@ -97,8 +92,8 @@ class MLP(KnownFields):
         if self.recurrent != "none":
             recurrent = functools.partial(RECURRENT[self.recurrent], self.recurrent_size, steps_per_loop)
 
-        def make(*heads, sizes=self.hidden_sizes, keys=None):
-            return Network(functools.partial(self._hidden_layers, sizes), recurrent, heads, keys)
+        def make(*heads, keys=None):
+            return Network(self._hidden_layers, recurrent, heads, keys)
 
         actor, value = (distribution.num_outputs, self.actor_init_gain), (1, 1.0)
         if critic and self.shared_critic:
@@ -106,15 +101,14 @@ class MLP(KnownFields):
         else:
             networks = {"actor": make(actor, keys=self.actor_observation)}
             if critic:
-                own = self.critic_hidden_sizes
-                networks["critic"] = make(value, sizes=self.hidden_sizes if own is None else own)
+                networks["critic"] = make(value)
         return make_actor_critic(networks, observation, distribution, critic)
 
-    def _hidden_layers(self, sizes: tuple[int, ...], observation: PyTree) -> jax.Array:
-        """Dense layers of these sizes, in the flax module that calls this: leaves `[N, ...]` to `[N, features]`."""
+    def _hidden_layers(self, observation: PyTree) -> jax.Array:
+        """The dense layers, in the flax module that calls this: leaves `[N, ...]` to `[N, features]`."""
         x = flatten_observation(observation, 1)
         x = x.reshape(x.shape[0], -1).astype(jnp.float32)
-        for size in sizes:
+        for size in self.hidden_sizes:
             x = Dense(size, kernel_init=orthogonal(HIDDEN_GAIN))(x)
             x = getattr(nn, self.activation)(nn.LayerNorm()(x) if self.layer_norm else x)
         return x
@@ -142,7 +136,7 @@ class CNN(MLP):
     conv_channels: int = 16
     """Channels of the convolution."""
 
-    def _hidden_layers(self, sizes: tuple[int, ...], observation: PyTree) -> jax.Array:
+    def _hidden_layers(self, observation: PyTree) -> jax.Array:
         leaves = jax.tree.leaves(observation)
         images = [index for index, leaf in enumerate(leaves) if is_image(leaf.shape[1:])]
         if len(images) != 1:
@@ -152,7 +146,7 @@ class CNN(MLP):
                 "network='mlp', or join several images along their channels in the environment"
             )
         leaves[images[0]] = convolution(leaves[images[0]], self.conv_channels, getattr(nn, self.activation))
-        return super()._hidden_layers(sizes, leaves)
+        return super()._hidden_layers(leaves)
 
 
 def is_image(shape: tuple[int, ...]) -> bool:

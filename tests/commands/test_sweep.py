@@ -28,12 +28,12 @@ def make_grid(flags, samples=None, seed=0):
 
 def test_traced_and_static_axes_span_a_grid():
     flags = [*SMALL, "--learning-rate", "1e-3", "1e-2", "--num-epochs=1", "--num-minibatches", "2", "4"]
-    flags += ["--critic-hidden-sizes", "8", "4"]  # has several values by nature, and is no axis
+    flags += ["--hidden-sizes", "8", "4"]  # has several values by nature, and is no axis
     found = make_grid(flags)
     values = [(plan.config.num_minibatches, plan.hyperparams.learning_rate) for plan in found]
     assert values == [(2, 1e-3), (2, 1e-2), (4, 1e-3), (4, 1e-2)]
     assert [plan.label for plan in found] == [{"num_minibatches": n, "learning_rate": rate} for n, rate in values]
-    assert {(plan.config.num_epochs, plan.config.network.critic_hidden_sizes) for plan in found} == {(1, (8, 4))}
+    assert {(plan.config.num_epochs, plan.config.network.hidden_sizes) for plan in found} == {(1, (8, 4))}
     assert str(found[3].setting) == "num_minibatches=4, learning_rate=0.01"
     # What is not said is as grpo-jax train has it: tuned for the environment and the algorithm.
     assert found[0].config.env.max_steps == 9 and found[0].hyperparams.entropy_coef == 0.01

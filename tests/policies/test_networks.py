@@ -99,13 +99,13 @@ def test_without_a_critic_none_of_it_exists():
 
 
 def test_free_parameters_are_trained_with_the_network():
-    policy = make(distribution=diagonal_gaussian((-1.0,) * 3, (1.0,) * 3)._replace(initial_free=-0.5))
+    policy = make(distribution=diagonal_gaussian((-1.0,) * 3, (1.0,) * 3))
     params = policy.init(jax.random.key(0))
     assert params["actor"]["Dense_2"]["kernel"].shape == (12, 3)
     params["free"] += jnp.array([0.0, 1.0, 2.0])
     parameters, _ = sequence(policy, params, jax.random.normal(jax.random.key(1), (2, 5, 4)))
     assert parameters.shape == (2, 5, 6)
-    assert np.array_equal(parameters[..., 3:], np.broadcast_to([-0.5, 0.5, 1.5], (2, 5, 3)))
+    assert np.array_equal(parameters[..., 3:], np.broadcast_to([0.0, 1.0, 2.0], (2, 5, 3)))
     gradient = jax.jit(jax.grad(lambda p: sequence(policy, p, jnp.ones((2, 5, 4)))[0][..., 4].sum()))(params)
     assert gradient["free"].tolist() == [0.0, 10.0, 0.0]
 
@@ -212,15 +212,14 @@ def test_an_actor_sees_its_part_and_the_critic_all():
 
 @pytest.mark.parametrize("activation", [np.tanh, lambda x: np.maximum(x, 0)], ids=["tanh", "relu"])
 def test_layers_are_those_of_the_settings(activation, request):
-    """Dense layers, normalised before the activation if asked to; a critic may have its own."""
-    settings = {"activation": request.node.callspec.id, "layer_norm": True, "critic_hidden_sizes": (9, 5)}
-    policy = make(hidden_sizes=(7,), **settings)
+    """Dense layers, normalised before the activation if asked to."""
+    policy = make(hidden_sizes=(7, 5), activation=request.node.callspec.id, layer_norm=True)
     params, outputs = policy.init(KEY), {}
     kernels = {
         role: [layers[name]["kernel"] for name in sorted(layers) if "Dense" in name] for role, layers in params.items()
     }
     shapes = {role: [kernel.shape for kernel in kernels[role]] for role in kernels}
-    assert shapes == {"actor": [(4, 7), (7, 3)], "critic": [(4, 9), (9, 5), (5, 1)]}
+    assert shapes == {"actor": [(4, 7), (7, 5), (5, 3)], "critic": [(4, 7), (7, 5), (5, 1)]}
     assert list(make(hidden_sizes=()).init(KEY)["actor"]) == ["Dense_0"]
     for role, (*hidden, last) in kernels.items():
         x = np.linspace(-1, 1, 4)

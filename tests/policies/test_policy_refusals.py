@@ -53,7 +53,6 @@ REFUSED = [
     (lambda: CNN(activation=np.tanh), "unknown activation"),
     (lambda: CNN(recurrent="grru"), "unknown recurrent 'grru': did you mean 'gru'"),
     (lambda: CNN(actor_init_gain=-1.0), "actor_init_gain=-1.0 is no gain"),
-    (lambda: CNN(shared_critic=True, critic_hidden_sizes=(8,)), "critic_hidden_sizes=.*shared_critic=True"),
     (lambda: CNN(hidden_size=3), "CNN has no field 'hidden_size': did you mean 'hidden_sizes'"),
     (lambda: MLP(shared_critic=True, actor_observation=("place",)), "actor_observation=.*shared_critic=True"),
     (lambda: seen_by_cnn(jax.ShapeDtypeStruct((4,), jnp.int8)), r"one image.*\(4,\), 0 are images; use network='mlp'"),
