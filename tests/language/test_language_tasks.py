@@ -166,7 +166,7 @@ def test_steps_are_paid_by_the_tokens_that_end_them(model):
     assert parts.weights[1].tolist() == [[2, np.float32(0.2)]] * 6
 
 
-@pytest.mark.parametrize("process_rewards", [False, True])
+@pytest.mark.parametrize("process_rewards", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_reward_of_none_counts_in_no_mean_and_no_deviation(model, process_rewards):
     """The first is 1 wherever it applies, and the second always, so there is nothing to learn."""
     odd = Reward("odd", lambda completion_ids: [1.0 if ids[0] % 2 else None for ids in completion_ids])
