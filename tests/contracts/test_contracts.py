@@ -41,7 +41,6 @@ def paid_tokens():
     return env._replace(step=step)
 
 
-REFERRING = with_reference(GRPO)
 POLICIES = {
     "mlp": {"normalize_rewards": True},
     "normalised": {"normalize_observations": True, "normalize_rewards": True},
@@ -49,10 +48,13 @@ POLICIES = {
     "transformer": {"network": Transformer(num_layers=1, width=8, num_heads=2), "num_steps": 4},
 }
 ENVIRONMENTS = {"discrete": Probe(), "continuous": Push(), "tokens": paid_tokens()}
-LIGHT = {"grpo-mlp-discrete": (REFERRING, "mlp", "discrete"), "ppo-gru-continuous": ("ppo", "gru", "continuous")}
+LIGHT = {
+    "grpo-mlp-discrete": (with_reference(GRPO), "mlp", "discrete"),
+    "ppo-gru-continuous": ("ppo", "gru", "continuous"),
+}
 SLOW = {
-    "grpo-transformer-tokens": (REFERRING, "transformer", "tokens"),
-    "grpo-gru-continuous": (REFERRING, "gru", "continuous"),
+    "grpo-transformer-tokens": (with_reference(GRPO), "transformer", "tokens"),
+    "grpo-gru-continuous": (with_reference(GRPO), "gru", "continuous"),
     "ppo-normalised-discrete": ("ppo", "normalised", "discrete"),
     "ppo-transformer-tokens": (PPO._replace(start=FRESH), "transformer", "tokens"),
     "dapo-gru-discrete": ("dapo", "gru", "discrete"),
