@@ -9,7 +9,6 @@ import numpy as np
 
 from grpo_jax import PPO, evaluate, run, tuned
 from grpo_jax.commands.harness.command import command, make_console
-from grpo_jax.commands.harness.figures import write_markdown
 from grpo_jax.commands.harness.limits import Seed, Seeds, Steps
 from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.hyperparams import completed
@@ -19,7 +18,7 @@ from grpo_jax.recording.figures import draw_curves
 from grpo_jax.recording.statistics import describe_estimate, estimate
 from grpo_jax.sweeps.runs import run_keys
 
-from .harness.summaries import TABLE
+from .harness.summaries import TABLE, write_markdown
 
 HELD = PPO._replace(
     entropy_controller=with_hyperparams(adaptive_entropy_coefficient, target="entropy_target"),

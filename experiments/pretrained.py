@@ -19,7 +19,6 @@ from rich.progress import track
 
 from grpo_jax.commands import lm
 from grpo_jax.commands.harness.command import command, make_console
-from grpo_jax.commands.harness.figures import write_markdown
 from grpo_jax.commands.harness.held_out_points import before_and_after, draw_points
 from grpo_jax.commands.harness.limits import Count, Seed, Seeds
 from grpo_jax.commands.harness.parsing import parse_flags
@@ -28,7 +27,7 @@ from grpo_jax.recording.files import write_json
 
 from .harness.gguf_files import convert_gguf
 from .harness.pretrained_tasks import TASKS, Task
-from .harness.summaries import chosen
+from .harness.summaries import chosen, write_markdown
 
 LORA = "--lora-rank 16 --learning-rate 3e-4 --kl-coef 0"
 METHODS = {

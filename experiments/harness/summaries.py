@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from grpo_jax.commands.harness.figures import write_markdown
+from grpo_jax.commands.harness.figures import markdown_table
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.recording.files import write_json
 from grpo_jax.recording.statistics import describe_estimate, estimate
@@ -48,3 +48,8 @@ def method_cells(name: str, entries: Mapping[str, dict], methods: Iterable[str])
     """The name, and for each method the interquartile mean of its seeds with an interval; empty if it is not there."""
     scores = [entries[method]["per_seed"] if method in entries else None for method in methods]
     return [name, *("" if each is None else describe_estimate(estimate(np.array(each)), ".0f") for each in scores)]
+
+
+def write_markdown(path: Path, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Writes a table as Markdown."""
+    path.write_text(markdown_table(header, rows))

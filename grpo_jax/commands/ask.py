@@ -11,7 +11,8 @@ import tyro
 from rich.console import Console
 
 from grpo_jax.commands.harness.command import command, make_console
-from grpo_jax.commands.harness.language_training import template_of, template_variable
+from grpo_jax.commands.harness.language_flags import CompletionArguments
+from grpo_jax.commands.harness.language_training import recorded_template
 from grpo_jax.commands.harness.limits import Count, NotNegative, Seed
 from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.errors import ConfigError
@@ -20,7 +21,7 @@ from grpo_jax.language.folder import find_model
 
 
 @dataclasses.dataclass
-class Arguments:
+class Arguments(CompletionArguments):
     """Prints what the model in a folder answers to prompts, all of them at once."""
 
     folder: Annotated[Path, tyro.conf.Positional]
@@ -30,22 +31,14 @@ class Arguments:
     prompt_kind: Literal["auto", "chat", "text"] = "auto"
     """chat: messages of a user, rendered by the model's template; text: texts to continue; auto: what the run had that
     trained the model, or else chat if the model has a template."""
-    template_variable: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME=VALUE")] = ()
-    """A value that the chat template reads, such as enable_thinking=false; repeat the flag for several."""
     temperature: NotNegative | None = None
     """Sample at this temperature; None: the most probable tokens, or 1 with several samples."""
     num_samples: Count = 1
     """Answers to each prompt."""
-    max_completion: Count = 256
-    """The most tokens of an answer."""
-    stop_string: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """An answer also ends once its text contains this; repeat the flag for several."""
     seed: Seed = 0
     """Seed of samples."""
     base_model: Path | None = None
     """Folder of an adapter's model; None: the one that the adapter names."""
-    compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Dtype of activations and of the cache."""
     json: bool = False
     """Print a line of JSON for each prompt."""
 
@@ -53,14 +46,10 @@ class Arguments:
 def main(arguments: Arguments) -> None:
     prompts = read_prompts(arguments.prompts)
     found, adapter = find_model(arguments.folder, arguments.base_model)
-    recorded, variables = template_of(adapter or found), dict(map(template_variable, arguments.template_variable))
-    model = load_model(
-        arguments.folder,
-        base=arguments.base_model,
-        template_variables=(recorded.get("variables") or {}) | variables,
-        date=recorded.get("date"),
-        compute_dtype=arguments.compute_dtype,
-    )
+    recorded = recorded_template(*(adapter or found).resolve().parents[:2])  # that of a sweep is further up
+    options = arguments.model_options
+    options["template_variables"] = (recorded.get("variables") or {}) | options["template_variables"]
+    model = load_model(arguments.folder, base=arguments.base_model, date=recorded.get("date"), **options)
     is_chat = {"chat": True, "text": False, "auto": recorded.get("chats", model.tokenizer.template is not None)}
     chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
     sampling = {} if arguments.temperature is None else {"temperature": arguments.temperature}
@@ -70,7 +59,7 @@ def main(arguments: Arguments) -> None:
             jax.random.key(arguments.seed) if sampling or arguments.num_samples > 1 else None,
             num_samples=arguments.num_samples,
             max_completion=arguments.max_completion,
-            stop_strings=[string.replace("\\n", "\n") for string in arguments.stop_string],
+            stop_strings=arguments.stop_strings,
             **sampling,
         )
     console = make_console()

@@ -12,7 +12,7 @@ from grpo_jax import Config, with_reference
 from grpo_jax.algorithms import Algorithm, by_name
 from grpo_jax.commands.harness.command import command, make_console, need_one_process
 from grpo_jax.commands.harness.language_flags import DEFAULTS, Arguments, parse
-from grpo_jax.commands.harness.language_training import begun_date, template_variable, train
+from grpo_jax.commands.harness.language_training import recorded_template, train
 from grpo_jax.devices.execution_plan import resolve_plan
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.groups import FRESH
@@ -47,17 +47,15 @@ def make_task(arguments: Arguments) -> LanguageTask:
     else:
         with as_config_error(f"--held-out {path} is neither a file nor a share of the prompts, such as 0.1: %s"):
             prompts, held_out = split_held_out(prompts, float(arguments.held_out))
-    date = begun_date(arguments.out) if arguments.recording.resume and arguments.out else None
-    variables = dict(map(template_variable, arguments.template_variable))
-    options = {"template_variables": variables, "date": date, "compute_dtype": arguments.compute_dtype}
+    date = recorded_template(arguments.out).get("date") if arguments.recording.resume and arguments.out else None
     return LanguageTask(
-        model=load_model(arguments.model, **options),
+        model=load_model(arguments.model, date=date, **arguments.model_options),
         prompts=prompts,
         rewards=load_rewards(arguments, date),
         held_out=held_out,
         max_completion=arguments.max_completion,
         process_rewards=arguments.process_rewards,
-        stop_strings=tuple(string.replace("\\n", "\n") for string in arguments.stop_string),
+        stop_strings=arguments.stop_strings,
     )
 
 

@@ -19,8 +19,7 @@ from grpo_jax.policies.recurrent import RECURRENT
 from grpo_jax.policies.transformer import Transformer
 from grpo_jax.types import PyTree
 
-_ACTIVATIONS = ("tanh", "relu", "gelu", "silu", "swish", "elu", "selu", "celu", "leaky_relu", "relu6", "sigmoid")
-_ACTIVATIONS += ("softplus", "soft_sign", "hard_tanh")
+_ACTIVATIONS = ("tanh", "relu", "gelu", "silu", "swish", "elu", "leaky_relu")
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -10,8 +10,7 @@ import pytest
 from language_models import CHATML, make_model, make_params, make_task, make_tokenizer
 
 from experiments.harness.demonstrations import demonstration_tokens
-from grpo_jax.commands import lm
-from grpo_jax.commands.harness import language_training
+from grpo_jax.commands.harness import language_flags, language_training
 from grpo_jax.errors import ConfigError
 from grpo_jax.language import (
     Reward,
@@ -170,9 +169,9 @@ def test_variables_of_the_template(tmp_path):
     tasks = [make_task(each, [{"messages": USER}]) for each in (model, load_model(folder))]
     assert tasks[0].digest != tasks[1].digest and tasks[0].identity[2] == ({"enable_thinking": False}, {})
     words = {"a=false": False, "a=1 May": "1 May", 'a={"b": [1]}': {"b": [1]}, "a=": ""}
-    assert [lm.template_variable(word)[1] for word in words] == [*words.values()]
+    assert [language_flags.template_variable(word)[1] for word in words] == [*words.values()]
     with pytest.raises(ConfigError, match="--template-variable a has no value"):
-        lm.template_variable("a")
+        language_flags.template_variable("a")
     with pytest.raises(ConfigError, match="reads no variable 'thinking', only: enable_thinking"):
         load_tokenizer(folder, template_variables={"thinking": True})
     with pytest.raises(ConfigError, match="no chat template for the variables enable_thinking"):
@@ -195,9 +194,9 @@ def test_the_date_of_a_template_is_fixed_and_named(tmp_path, monkeypatch):
         tasks.append(make_task(load_model(folder), [{"messages": USER}]))
         assert tokenizer.render(USER).startswith("01 Jan<|im_start|>"), "as when it was loaded"
     assert tasks[0].identity[::2] != tasks[1].identity[::2]
-    assert language_training.begun_date(tmp_path) is None
+    assert language_training.recorded_template(tmp_path) == {}
     language_training.record_template(tmp_path, tasks[0])  # for grpo-jax lm --resume
-    again = load_model(folder, date=language_training.begun_date(tmp_path))
+    again = load_model(folder, date=language_training.recorded_template(tmp_path)["date"])
     assert make_task(again, [{"messages": USER}]).identity[::2] == tasks[0].identity[::2]
     given = load_model(folder, template_variables={"date_string": "1 May"})
     assert make_task(given, [{"messages": USER}]).identity[2][1] == {}, "no date is read"

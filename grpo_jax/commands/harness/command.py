@@ -59,30 +59,33 @@ def command(main: Callable[[], None]) -> None:
             more = f". To go on:\n{resuming_command(stop.folder)}" if can_resume else f" in {stop.folder}, for good"
             print(f"{stop.name}: saved{more}", file=sys.stderr)
         raise
-    except (ConfigError, FileExistsError, MemoryError) as error:
-        if isinstance(error, HostError):  # where it is, in the user's own code
-            traceback.print_exception(error.__cause__)
-        said = str(error) or "not enough memory; use smaller numbers"
-        if isinstance(error, NotTrustedError):
-            said += ": " + shlex.join([*invocation().split(), *sys.argv[1:], "--trust"])
-        print(f"error: {said}", file=sys.stderr)
-        sys.exit(2)
     except BrokenPipeError:  # what reads the output, such as head, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
+    except (ConfigError, MemoryError, OSError, jax.errors.JaxRuntimeError) as error:
+        said = describe_error(error)
+        if not said:
             raise
-        print(f"error: not enough memory: {str(error).splitlines()[0]}; use smaller numbers", file=sys.stderr)
-        sys.exit(2)
-    except OSError as error:
-        if error.errno not in DISK_ERRORS and error.filename is None:
-            raise
-        print(f"error: {error}", file=sys.stderr)
+        if isinstance(error, HostError):  # where it is, in the user's own code
+            traceback.print_exception(error.__cause__)
+        print(f"error: {said}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
+
+
+def describe_error(error: Exception) -> str:
+    """What a user can mend, in one line; empty for a fault of ours."""
+    text = str(error)
+    if isinstance(error, NotTrustedError):
+        return f"{text}: {shlex.join([*invocation().split(), *sys.argv[1:], '--trust'])}"
+    if isinstance(error, jax.errors.JaxRuntimeError):
+        is_memory = "RESOURCE_EXHAUSTED" in text
+        return f"not enough memory: {text.splitlines()[0]}; use smaller numbers" if is_memory else ""
+    if isinstance(error, OSError):
+        return text if error.errno in DISK_ERRORS or error.filename is not None else ""
+    return text or "not enough memory; use smaller numbers"
 
 
 @functools.cache

@@ -3,7 +3,6 @@
 import csv
 import io
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -124,7 +123,3 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         for cells in (header, ["---"] * len(header), *rows)
     ]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
-
-
-def write_markdown(path: Path, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    path.write_text(markdown_table(header, rows))

@@ -1,9 +1,10 @@
 """The flags of `grpo-jax lm`."""
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 
@@ -12,6 +13,7 @@ from grpo_jax.algorithms import by_name
 from grpo_jax.commands.harness.limits import Count, Finite, Seeds
 from grpo_jax.commands.harness.parsing import Words, parse_flags, peek
 from grpo_jax.commands.harness.study import EvaluationArguments, RecordingArguments, StudyArguments
+from grpo_jax.errors import ConfigError
 from grpo_jax.hyperparams import completed, joined
 from grpo_jax.policies import Transformer
 from grpo_jax.policies.sampling import SamplingHyperparams
@@ -43,7 +45,43 @@ WORDS = Words(
 
 
 @dataclasses.dataclass(kw_only=True)
-class Arguments(StudyArguments):
+class CompletionArguments:
+    """How a model reads prompts and completes them."""
+
+    max_completion: Count = 256
+    """The most tokens of a completion."""
+    stop_string: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """A completion also ends once its text contains this, such as '</answer>' or '\\n'; repeat the flag for several."""
+    template_variable: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME=VALUE")] = ()
+    """A value that the chat template reads, such as enable_thinking=false; repeat the flag for several."""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Dtype of activations and of the cache."""
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """With line breaks for the \\n of a shell."""
+        return tuple(string.replace("\\n", "\n") for string in self.stop_string)
+
+    @property
+    def model_options(self) -> dict[str, Any]:
+        """Of `load_model`."""
+        variables = dict(map(template_variable, self.template_variable))
+        return {"template_variables": variables, "compute_dtype": self.compute_dtype}
+
+
+def template_variable(word: str) -> tuple[str, Any]:
+    """NAME=VALUE as the name and the value: JSON, such as false, or else a text."""
+    name, equals, value = word.partition("=")
+    if not equals:
+        raise ConfigError(f"--template-variable {word} has no value; write a name and its value, such as {word}=false")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+@dataclasses.dataclass(kw_only=True)
+class Arguments(CompletionArguments, StudyArguments):
     """Trains the model in a folder by rewards for its completions, and writes a folder of the same format."""
 
     WORDS: ClassVar = WORDS
@@ -62,15 +100,9 @@ class Arguments(StudyArguments):
     """Name or number of the label whose logit is the score, if a reward model has several."""
     held_out: str = "0.1"
     """Held-out prompts: another file, or a share of the prompts."""
-    template_variable: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME=VALUE")] = ()
-    """A value that the chat template reads, such as enable_thinking=false; repeat the flag for several."""
-    stop_string: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """A completion also ends once its text contains this, such as '</answer>' or '\\n'; repeat the flag for several."""
     process_rewards: bool = False
     """Pay rewards of steps within a completion where the steps end, for algorithms such as grpo_process."""
 
-    max_completion: Count = 256
-    """The most tokens of a completion."""
     algorithm: str = "grpo"
     """Name of the algorithm."""
     num_prompts: Count = 8
@@ -87,8 +119,6 @@ class Arguments(StudyArguments):
     """Learning rate over training: constant, linear or cosine."""
     optimizer: str = "adam"
     """Optimiser: adam, adamw, sgd, muon, or package.module:name."""
-    compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Dtype of activations and of the cache."""
     lora_rank: Count | None = None
     """Train adapters of this rank (LoRA), which are saved in the format of PEFT; None: all weights."""
     merge_lora: bool = False

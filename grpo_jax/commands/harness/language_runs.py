@@ -15,7 +15,7 @@ import numpy as np
 from rich.console import Console
 
 from grpo_jax import TrainState
-from grpo_jax.commands.harness.figures import print_table, write_markdown
+from grpo_jax.commands.harness.figures import print_table
 from grpo_jax.commands.harness.held_out_points import advise, before_and_after, diagnose, draw_points, read_points
 from grpo_jax.config import behaviour_policy, kept_with
 from grpo_jax.evaluation.generation import Sampling, generate
@@ -76,7 +76,7 @@ class HeldOutCurves:
         held_out = np.arange(task.num_training, len(task.tokens))
         self._prompts = np.random.default_rng(0).permutation(held_out)[: arguments.num_held_out]
         self._every = measurement_interval(arguments, plan.hyperparams.num_iterations, len(self._prompts))
-        self._before, self._verdict, self.states = None, None, None
+        self._verdict, self.states = None, None
         self._names = [reward.name for reward in task.rewards]
 
     def __call__(self, progress: Progress, chunk: Chunk | None) -> Progress | None:
@@ -136,7 +136,6 @@ class HeldOutCurves:
         completions, values, rewarded = (each[:, :, :-1] for each in (completions, values, rewarded))
         means = values.sum(2, where=rewarded) / np.maximum(rewarded.sum(2), 1)  # of each prompt
         correct = values[..., 0] >= self.arguments.correct_at
-        lengths = (completions >= 0).sum(-1)
         ks = [k for k in (1, 2, 4, 8, 16, 32, 64) if k <= correct.shape[-1]]
         self.points.append(
             {
@@ -146,10 +145,7 @@ class HeldOutCurves:
                 "rewards": self._by_name(_means(values, rewarded)),
                 "errors": self._by_name(means.std(1) / math.sqrt(means.shape[1])),
                 "greedy": self._by_name(greedy),
-                "length": lengths.mean((1, 2)).tolist(),
-                "length_of_correct": [
-                    float(n[c].mean()) if c.any() else None for n, c in zip(lengths, correct, strict=True)
-                ],
+                "length": (completions >= 0).sum(-1).mean((1, 2)).tolist(),
                 "cut": self.task.is_cut(completions).mean((1, 2)).tolist(),
                 "all_equal": (values[..., 0] == values[..., :1, 0]).all(-1).mean(1).tolist(),
                 "pass_at_k": {str(k): np.asarray(pass_at_k(correct, k)).tolist() for k in ks},
@@ -199,21 +195,16 @@ class HeldOutCurves:
         texts = self.task.texts(self._prompts, completions)
         prompts = without_shared_beginning(self._texts())
         rows = [[*pair, *parts] for *pair, parts in zip(prompts, texts, values.tolist(), strict=True)]
-        changed = [] if self._before is None else np.flatnonzero((values != self._before).any(-1)).tolist()
-        self._before = values
-        first = range(min(NUM_SHOWN // 2, len(rows)))
-        chosen = list(dict.fromkeys([*first, *changed, *range(len(rows))]))[:NUM_SHOWN]
-        for prompt, text, *parts in (rows[index] for index in chosen):
+        for prompt, text, *parts in rows[:NUM_SHOWN]:
             scores = ", ".join(f"{name} {value:g}" for name, value in zip(names, parts, strict=True))
             self.console.print(f"  {prompt!r} -> {text!r} ({scores})", soft_wrap=True)
         if self.arguments.recording.wandb is not None:
             log_table("held_out", ["prompt", "completion", *names], rows, iteration=iteration)
 
     def finish(self) -> None:
-        """Prints the means before and after the run, and draws them all along it: held_out.md, held_out.png."""
-        about, rows = measured_on(self.task, self.arguments), before_and_after(self.points)
-        print_table(self.console, [[about, "before", "after"], *rows])
-        write_markdown(self.folder / "held_out.md", [about, "before", "after"], rows)
+        """Prints the means before and after the run, and draws them all along it."""
+        about = measured_on(self.task, self.arguments)
+        print_table(self.console, [[about, "before", "after"], *before_and_after(self.points)])
         draw_points(self.points, self.folder / "held_out.png", about)
         files = "held_out.json, samples.jsonl and held_out.png"
         self.console.print(f"All along the run: {files} in {self.folder}", soft_wrap=True)

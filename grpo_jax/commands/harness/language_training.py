@@ -1,6 +1,5 @@
 """The runs of `grpo-jax lm`: trained, measured on held-out prompts, and saved as folders."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,11 @@ from grpo_jax import Config, TrainState
 from grpo_jax.commands.harness.language_runs import HeldOutCurves, measured_on
 from grpo_jax.commands.harness.study import CommandStudy
 from grpo_jax.config import kept_with
-from grpo_jax.errors import ConfigError
 from grpo_jax.language import LanguageTask, RewardError, load_params, save_adapter, save_trained
 from grpo_jax.language.folder import find_model, read_fields
 from grpo_jax.policies import add_lora
 from grpo_jax.recording import RunSpec
-from grpo_jax.recording.files import read_object, write_json
+from grpo_jax.recording.files import write_json
 from grpo_jax.recording.run_folder import StopSignal, deferred_signals
 from grpo_jax.runs.run_spec import folder_name
 from grpo_jax.sweeps.runs import Score
@@ -95,11 +93,6 @@ def load_actors(folders: Sequence[Path]) -> PyTree:
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *(actors[folder] for folder in folders))
 
 
-def begun_date(out: Path) -> str | None:
-    """The date that the chat template of the run in a folder was given; None if nothing is recorded."""
-    return read_object(out / TEMPLATE)["date"] if (out / TEMPLATE).exists() else None
-
-
 def record_template(out: Path, task: LanguageTask) -> None:
     """Writes what a chat template was given, so that a run that is resumed reads the same prompts on another day."""
     if (template := task.model.tokenizer.template) is not None:
@@ -107,22 +100,10 @@ def record_template(out: Path, task: LanguageTask) -> None:
         write_json(out / TEMPLATE, fields)
 
 
-def template_of(model: Path) -> dict[str, Any]:
-    """What the run that trained the model in a folder has recorded of its chat template; {} without such a run."""
+def recorded_template(*folders: Path) -> dict[str, Any]:
+    """What the first of these folders with a run has recorded of its chat template; {} without such a run."""
     kinds = {"date": str, "variables": dict[str, Any], "chats": bool}
-    found = (read_fields(folder, TEMPLATE, kinds) for folder in model.resolve().parents[:2])  # further up of a sweep
-    return next(filter(None, found), {})
-
-
-def template_variable(word: str) -> tuple[str, Any]:
-    """NAME=VALUE as the name and the value: JSON, such as false, or else a text."""
-    name, equals, value = word.partition("=")
-    if not equals:
-        raise ConfigError(f"--template-variable {word} has no value; write a name and its value, such as {word}=false")
-    try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, value
+    return next(filter(None, (read_fields(folder, TEMPLATE, kinds) for folder in folders)), {})
 
 
 def model_folders(out: Path, name: str, num_seeds: int) -> list[Path]:

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_type_hints
 
@@ -101,19 +101,16 @@ def _parse(arguments, flags, default=None, registry=None, complete=lambda values
 
 def flag_names(kind: type, default: Any = None) -> set[str]:
     """The names of the flags of a dataclass and of the dataclasses in it."""
-    return {*_flag_names(kind, default)}
-
-
-def _flag_names(kind: type, default: Any) -> Iterator[str]:
-    hints = get_type_hints(kind, include_extras=True)
+    names, hints = set(), get_type_hints(kind, include_extras=True)
     for field in dataclasses.fields(kind):
         value = getattr(default, field.name, None)
         inner = type(value) if dataclasses.is_dataclass(value) else hints[field.name]
         if dataclasses.is_dataclass(inner):
-            yield from _flag_names(inner, value)
+            names |= flag_names(inner, value)
         else:
             options = (each for each in get_args(hints[field.name]) if type(each).__name__ == "_ArgConfig")
-            yield next((each.name for each in options if each.name), field.name)
+            names.add(next((each.name for each in options if each.name), field.name))
+    return names
 
 
 def _check_words(flags: Sequence[str], names: Collection[str], others: Mapping[str, str]) -> None:

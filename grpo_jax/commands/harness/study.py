@@ -62,17 +62,12 @@ class EvaluationArguments:
 
     def make(self) -> Evaluate | None:
         """The evaluations; raises ConfigError if a criterion has none to decide by."""
-        criteria = []
-        if self.stop_at_return is not None:
-            criteria.append(reached_return(self.stop_at_return))
-        if self.stop_without_progress is not None:
-            criteria.append(no_progress(self.stop_without_progress))
+        given = (reached_return, self.stop_at_return), (no_progress, self.stop_without_progress)
+        criteria = [make(value) for make, value in given if value is not None]
         if not self.evaluate_every:
             if criteria:
-                raise ConfigError(
-                    "--stop-at-return and --stop-without-progress decide by evaluations, but there are none; set "
-                    "--evaluate-every, such as 10"
-                )
+                decide = "--stop-at-return and --stop-without-progress decide by evaluations, but there are none"
+                raise ConfigError(f"{decide}; set --evaluate-every, such as 10")
             return None
 
         def stop_when(evaluations):
