@@ -155,7 +155,7 @@ def main(arguments: Arguments, flags: Sequence[str]) -> None:
         console.print(f"{learnt.updates.max()} updates on demonstrations: {learnt.accuracy}")
         for seed, folder in enumerate(starts):
             save_trained(folder, task.model, jax.tree.map(lambda leaf, seed=seed: leaf[seed], learnt.params))
-    lm.train(training, task, starts, lm.make_plans(training, task))
+    lm.train(training, task, starts, lm.make_plan(training, task))
 
 
 if __name__ == "__main__":

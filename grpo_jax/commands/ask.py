@@ -46,7 +46,7 @@ class Arguments(CompletionArguments):
 def main(arguments: Arguments) -> None:
     prompts = read_prompts(arguments.prompts)
     found, adapter = find_model(arguments.folder, arguments.base_model)
-    recorded = recorded_template(*(adapter or found).resolve().parents[:2])  # that of a sweep is further up
+    recorded = recorded_template((adapter or found).resolve().parent)
     options = arguments.model_options
     options["template_variables"] = (recorded.get("variables") or {}) | options["template_variables"]
     model = load_model(arguments.folder, base=arguments.base_model, date=recorded.get("date"), **options)

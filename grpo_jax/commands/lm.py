@@ -6,15 +6,13 @@
 import dataclasses
 from pathlib import Path
 
-import numpy as np
-
 from grpo_jax import Config, with_reference
 from grpo_jax.algorithms import Algorithm, by_name
 from grpo_jax.commands.harness.command import command, make_console, need_one_process
 from grpo_jax.commands.harness.language_flags import DEFAULTS, Arguments, parse
 from grpo_jax.commands.harness.language_training import recorded_template, train
 from grpo_jax.devices.execution_plan import resolve_plan
-from grpo_jax.errors import ConfigError, nearest
+from grpo_jax.errors import ConfigError
 from grpo_jax.groups import FRESH
 from grpo_jax.language import (
     LanguageTask,
@@ -33,7 +31,6 @@ from grpo_jax.objectives import kl_to_behaviour
 from grpo_jax.recording import RunSpec
 from grpo_jax.recording.files import as_path
 from grpo_jax.runs.tuned import without_unread
-from grpo_jax.sweeps.grid import as_numbers, make_grid
 from grpo_jax.training.checks import changed
 
 SMALL_VOCABULARY = 4096
@@ -75,7 +72,7 @@ def make_algorithm(arguments: Arguments) -> Algorithm:
     Algorithms without a KL penalty by design, such as DAPO, get none; those with values of states do.
     """
     found = by_name(arguments.algorithm)._replace(start=FRESH)
-    if not np.any(arguments.hyperparams.kl_coef):
+    if not arguments.hyperparams.kl_coef:
         return found._replace(penalties=tuple(each for each in found.penalties if each is not kl_to_behaviour))
     has_values = found.critic is not None or found.baseline is not None or found.num_branches
     return with_reference(found) if kl_to_behaviour in found.penalties or has_values else found
@@ -105,26 +102,10 @@ def make_plan(arguments: Arguments, task: LanguageTask) -> RunSpec:
         execution_plan=dataclasses.replace(resolve_plan("auto"), steps_per_check=STEPS_PER_CHECK),
     )
     given = arguments.hyperparams
-    presets = [name for name, value in changed(DEFAULTS).items() if np.array_equal(value, getattr(given, name))]
-    presets += () if np.any(given.kl_coef) else ("kl_coef",)  # 0 leaves the penalty out
+    presets = [name for name, value in changed(DEFAULTS).items() if value == getattr(given, name)]
+    presets += () if given.kl_coef else ("kl_coef",)  # 0 leaves the penalty out
     hyperparams = without_unread(config, given, presets)
     return RunSpec(arguments.algorithm, config, hyperparams, arguments.training_keys)
-
-
-def make_plans(arguments: Arguments, task: LanguageTask) -> list[RunSpec]:
-    """The run, or one for each value of --sweep, which share a config that suits all of them."""
-    if not arguments.sweep:
-        return [make_plan(arguments, task)]
-    name, *values = arguments.sweep
-    name = name.lstrip("-").replace("-", "_")
-    if name not in (known := type(arguments.hyperparams).__dataclass_fields__):
-        raise ConfigError(f"--sweep {name}: no such hyperparameter: {nearest(name, known)}")
-    if len(values) < 2:
-        raise ConfigError(f"--sweep {name} has no two values to compare; write --sweep learning_rate 1e-4 3e-4")
-    numbers, hyperparams = as_numbers(name, values), arguments.hyperparams
-    of_all = dataclasses.replace(arguments, hyperparams=hyperparams.replace(**{name: np.array(numbers)}))
-    base = make_plan(of_all, task)._replace(label={})
-    return make_grid([base], {name: numbers})
 
 
 def main(arguments: Arguments) -> None:
@@ -138,7 +119,7 @@ def main(arguments: Arguments) -> None:
         console.print(
             f"Training begins with {task.model.folder} and {adapter}, added to its weights{saved}", soft_wrap=True
         )
-    train(arguments, task, [arguments.model] * arguments.num_seeds, make_plans(arguments, task))
+    train(arguments, task, [arguments.model] * arguments.num_seeds, make_plan(arguments, task))
 
 
 if __name__ == "__main__":

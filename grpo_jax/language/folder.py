@@ -137,18 +137,15 @@ def find_model(folder: str | Path, base: str | Path | None = None) -> tuple[Path
             ways = f"--base-model FOLDER of grpo-jax ask, load_model(..., base=FOLDER), or {_BASE} in its {ADAPTER}"
             raise ConfigError(f"{missing}; name the folder with that model's {CONFIG}: {ways}")
         return as_path(named), folder
-    if not is_whole and (models := _models_below(folder)):
+    models = (
+        () if is_whole else sorted({path.parent for name in (CONFIG, ADAPTER) for path in folder.glob(f"*/{name}")})
+    )
+    if models:
         if len(models) > 1:
             raise ConfigError(f"{folder} has {len(models)} models; name one: {', '.join(map(str, models)):.500}")
         return find_model(file_in(folder, f"{models[0].relative_to(folder)}/{CONFIG}").parent, base)
     read_config(folder)
     return folder, None
-
-
-def _models_below(folder: Path) -> list[Path]:
-    """The folders of models and adapters in the folder of a run or of several."""
-    paths = (path for depth in ("*", "*/*") for path in folder.glob(f"{depth}/*config.json"))
-    return sorted({path.parent for path in paths if path.name in (CONFIG, ADAPTER)})
 
 
 def load_architecture(folder: str | Path, **changes: Any) -> Transformer:

@@ -184,49 +184,6 @@ def test_a_run_that_is_ended_early_leaves_its_model(folder, capsys):
     assert 0 < len(written("metrics.jsonl")) < 100 and has_learnt()
 
 
-@pytest.mark.slow
-def test_a_sweep_compiles_once(folder, monkeypatch, capsys):
-    make_model("tiny", context=512)
-    compiled, counts, run = [], [], language_training._train
-
-    def counted(*arguments):
-        before, states = len(compiled), run(*arguments)
-        counts.append(len(compiled) - before)
-        return states
-
-    def listen(event, seconds, **fields):
-        if event.endswith("backend_compile_duration"):
-            compiled.append(seconds)
-
-    monkeypatch.setattr(language_training, "_train", counted)
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    small = "--num-prompts 2 --group-size 4 --num-samples 2 --num-iterations 2"
-    train(f"--reward my_rewards:digits {small} --sweep learning-rate 0 1e-2 --out out")
-    assert counts[0] > 0 and counts[1] == 0
-    first, *trained = (load_params(path) for path in ("tiny", *sorted(folder.glob("out/learning_rate_*/model"))))
-    same = [jax.tree.all(jax.tree.map(np.array_equal, first, params)) for params in trained]
-    assert same == [True, False]
-    runs = written("summary.json")["runs"]
-    assert [run["values"] for run in runs] == [{"learning_rate": 0.0}, {"learning_rate": 0.01}]
-    assert "learning_rate=0.01" in capsys.readouterr().out.split("final reward")[1]
-
-
-def test_a_sweep_has_what_any_of_its_values_needs(folder):
-    """A reference policy, or masks of tokens, although without the sweep there is neither."""
-    make_model("tiny", context=512)
-
-    def plans(sweep):
-        flags = f"--model tiny --prompts prompts.jsonl --reward my_rewards:digits --kl-coef 0 --sweep {sweep}"
-        arguments = lm.parse(flags.split())
-        return lm.make_plans(arguments, lm.make_task(arguments))
-
-    without, with_kl = plans("kl_coef 0 0.1")
-    assert (without.hyperparams.kl_coef, with_kl.hyperparams.kl_coef) == (0.0, 0.1)
-    assert without.config is with_kl.config and with_kl.config.algorithm.reference is not None
-    config = plans("top_p 1 0.5")[0].config
-    assert config.truncate_sampling and config.algorithm.reference is None
-
-
 def test_a_model_is_asked_as_its_run_did(folder, capsys, monkeypatch):
     """By texts here, although the model has a chat template."""
     model, chat = load_model(make_model("run/model")), [{"role": "user", "content": "12"}]

@@ -105,9 +105,6 @@ COMMANDS = {
             "--max-completion 600": "the prompt has 7 tokens, and 607 with a completion",
             "--lora-rank 2147483647": "--lora-rank 2147483647 is more than the model's width of 16",
             "--num-prompts 2147483647": "num_envs=17179869176 is more than 2147483647",
-            "--sweep learning_rat 1 2": "--sweep learning_rat: no such hyperparameter: did you mean 'learning_rate'",
-            "--sweep learning_rate 1": "learning_rate has no two values",
-            "--algorithm dapo --sweep kl-coef 0.1 0.2": "changed, but not read by dapo: kl_coef=0.2",
             "--total-steps 100 --num-iterations 5": "total_steps=100 and num_iterations=5 are two budgets",
         }.items()
     },

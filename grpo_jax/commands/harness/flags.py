@@ -39,14 +39,8 @@ class RunFlags:
     scale: str = "auto"
     """Size of the machine that the defaults suit: "cpu", "gpu" (more environments, fewer gradient steps; also for a
     TPU), or "auto" by the backend."""
-    config_file: Annotated[
-        Path | None,
-        tyro.conf.arg(
-            name="config",
-            help="JSON file of fields, such as a sweep's best.json, in place of the tuned settings; flags override "
-            "them.",
-        ),
-    ] = None
+    config_file: Annotated[Path | None, tyro.conf.arg(name="config")] = None
+    """JSON file of fields, such as a sweep's best.json, in place of the tuned settings; flags override them."""
 
 
 @dataclasses.dataclass

@@ -131,9 +131,6 @@ class Arguments(CompletionArguments, StudyArguments):
     """Gradients compute each block's activations again instead of keeping them: less memory, a third more time."""
     save_dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of the saved weights."""
-    sweep: tuple[str, ...] = ()
-    """A hyperparameter and its values, such as learning_rate 1e-4 3e-4: a run of each, compiled once, with a folder of
-    its own."""
     num_seeds: Seeds = 1
     """Independent runs, each of which gives a model."""
     sample_every: Count | None = None

@@ -118,7 +118,6 @@ class HeldOutCurves:
             kinds = Sampling(num_samples, **ends), Sampling(temperature=0, **ends)
             return jnp.concatenate([sample(kind).tokens for kind in kinds], axis=1)
 
-        # Kept with the config for the other runs of a sweep.
         make = functools.partial(jax.jit, jax.vmap(complete, in_axes=(0, None, None)))
         program = kept_with(config, ("held-out completions", num_samples), make)
         key = jax.random.fold_in(jax.random.key(self.arguments.seed), 2)

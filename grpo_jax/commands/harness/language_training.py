@@ -10,42 +10,36 @@ import jax.numpy as jnp
 from grpo_jax import Config, TrainState
 from grpo_jax.commands.harness.language_runs import HeldOutCurves, measured_on
 from grpo_jax.commands.harness.study import CommandStudy
-from grpo_jax.config import kept_with
 from grpo_jax.language import LanguageTask, RewardError, load_params, save_adapter, save_trained
 from grpo_jax.language.folder import find_model, read_fields
 from grpo_jax.policies import add_lora
 from grpo_jax.recording import RunSpec
 from grpo_jax.recording.files import write_json
 from grpo_jax.recording.run_folder import StopSignal, deferred_signals
-from grpo_jax.runs.run_spec import folder_name
 from grpo_jax.sweeps.runs import Score
 from grpo_jax.types import PyTree
 
 TEMPLATE = "template.json"
 
 
-def train(arguments: Any, task: LanguageTask, starts: Sequence[Path], plans: Sequence[RunSpec]) -> None:
+def train(arguments: Any, task: LanguageTask, starts: Sequence[Path], plan: RunSpec) -> None:
     """Trains models on a task, and writes the results, and the folder of the trained model of each seed.
 
     Args:
       arguments: the flags of `grpo-jax lm`.
       task: prompts and rewards.
       starts: the folder of each seed's model before training.
-      plans: the runs, one after another, of one config; of several each has a folder of its own.
+      plan: the run.
     """
     with deferred_signals() as received:
         score = Score(None, f"mean reward of the last measurement: {measured_on(task, arguments)}")
-        study = CommandStudy("language_model", plans, arguments, score=score)
+        study = CommandStudy("language_model", [plan], arguments, score=score)
         record_template(study.out, task)
-        for plan in plans:
-            out = study.out if len(plans) == 1 else study.out / folder_name(str(plan.setting))
-            out.mkdir(exist_ok=True)
-            curves = HeldOutCurves(task, plan, out, study.console, arguments, received)
-            params = _train(study, curves, starts).params
-            curves.finish()
-            curves.states = None  # the moments are no longer needed
-            save_models(curves, params, starts)
-            del params
+        curves = HeldOutCurves(task, plan, study.out, study.console, arguments, received)
+        params = _train(study, curves, starts).params
+        curves.finish()
+        curves.states = None  # the moments are no longer needed
+        save_models(curves, params, starts)
         study.finish()
 
 
@@ -84,7 +78,7 @@ def params_from_warm_start(config: Config, actor: PyTree, keys: jax.Array) -> Py
             for name, network in config.policy.init(key).items()
         }
 
-    return kept_with(config, ("params from a warm start",), lambda: jax.jit(jax.vmap(init)))(keys, actor)
+    return jax.jit(jax.vmap(init))(keys, actor)
 
 
 def load_actors(folders: Sequence[Path]) -> PyTree:
@@ -100,10 +94,9 @@ def record_template(out: Path, task: LanguageTask) -> None:
         write_json(out / TEMPLATE, fields)
 
 
-def recorded_template(*folders: Path) -> dict[str, Any]:
-    """What the first of these folders with a run has recorded of its chat template; {} without such a run."""
-    kinds = {"date": str, "variables": dict[str, Any], "chats": bool}
-    return next(filter(None, (read_fields(folder, TEMPLATE, kinds) for folder in folders)), {})
+def recorded_template(run: Path) -> dict[str, Any]:
+    """What the run in a folder has recorded of its chat template; {} without such a run."""
+    return read_fields(run, TEMPLATE, {"date": str, "variables": dict[str, Any], "chats": bool})
 
 
 def model_folders(out: Path, name: str, num_seeds: int) -> list[Path]:
