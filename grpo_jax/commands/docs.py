@@ -27,14 +27,16 @@ def main(arguments: Arguments) -> None:
     if topic in texts:
         print(texts[topic])
         return
-    word, found = re.compile(rf"\b{re.escape(arguments.topic)}\b", re.IGNORECASE), []
+    lines, word = [], re.compile(rf"\b{re.escape(arguments.topic)}\b", re.IGNORECASE)
     for name, text in texts.items():
-        sections = re.split(r"^##+ ", text.removeprefix("# "), flags=re.MULTILINE)
-        found += [(name, each.splitlines()[0]) for each in sections[: None if topic else 1] if word.search(each)]
-    if not found:
+        beginning, *sections = re.split(r"^##+ ", text.removeprefix("# "), flags=re.MULTILINE)
+        found = filter(word.search, [beginning, *sections]) if topic else [beginning]
+        lines += [f"{name:20}{each.splitlines()[0]}" for each in found]
+    if not lines:
         raise ConfigError(f"no page {arguments.topic!r}: {nearest(topic, texts)}")
-    print(*([f"No page is called {arguments.topic!r}; pages and headings below which it stands:"] if topic else []))
-    print("\n".join(f"{name:20}{heading}" for name, heading in found))
+    if topic:
+        print(f"No page is called {arguments.topic!r}; pages and headings below which it stands:")
+    print("\n".join(lines))
 
 
 def pages() -> dict[str, Path]:

@@ -8,17 +8,15 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from grpo_jax import Config, TrainedPolicy, evaluate
+from grpo_jax import TrainedPolicy, evaluate
 from grpo_jax.commands.harness.command import command, make_console
-from grpo_jax.commands.harness.figures import Cell, print_table
+from grpo_jax.commands.harness.figures import Row, print_table
 from grpo_jax.commands.harness.limits import Count, OutFile
 from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.commands.harness.trained import EpisodeArguments
 from grpo_jax.devices.mesh import make_row_mesh, make_rows_function
 from grpo_jax.recording.files import write_json
 from grpo_jax.recording.statistics import estimate
-from grpo_jax.runs.run_spec import hardware, versions
-from grpo_jax.sweeps.runs import score_summary
 
 EPISODES_AT_ONCE = 4096  # of all rows together
 
@@ -47,7 +45,8 @@ def main(arguments: Arguments) -> None:
         soft_wrap=True,
     )
     if arguments.out is not None:
-        write_json(arguments.out, summarise(arguments, policies, returns, lengths))
+        played = {"run": policies.name, "environment": policies.config.env.name, "returns": returns, "lengths": lengths}
+        write_json(arguments.out, vars(arguments) | played)
         console.print(f"Written to {arguments.out}", soft_wrap=True)
 
 
@@ -68,40 +67,21 @@ def play(policies: TrainedPolicy, arguments: Arguments, console: Console) -> tup
     return returns, lengths
 
 
-def table(policies: TrainedPolicy, returns: np.ndarray, lengths: np.ndarray) -> list[list[Cell]]:
-    """The names of the columns, a row for each seed of each setting, and one for all seeds of a setting."""
+def table(policies: TrainedPolicy, returns: np.ndarray, lengths: np.ndarray) -> list[Row]:
+    """A row for each seed of each setting, and one for all seeds of a setting."""
     word, settings = policies.settings.word.removesuffix("s"), policies.settings.rows
-    several = ["setting"] if len(settings) > 1 else []
-    lines: list[list[Cell]] = [[*several, word, "mean return", "std", "worst", "best", "mean length"]]
+    lines: list[Row] = []
     for setting, rows in settings.items():
-        label = [str(setting)] if several else []
+        label = {"setting": str(setting)} if len(settings) > 1 else {}
         for row in rows:
             values = returns[row]
-            numbers = values.mean(), values.std(), values.min(), values.max(), lengths[row].mean()
-            lines.append([*label, str(policies.row[row]), *((number,) for number in numbers)])
+            numbers = {"mean return": values.mean(), "std": values.std(), "worst": values.min(), "best": values.max()}
+            cells = {name: (number,) for name, number in (numbers | {"mean length": lengths[row].mean()}).items()}
+            lines.append(label | {word: str(policies.row[row])} | cells)
         if len(rows) > 1:
-            lines.append([*label, "IQM", estimate(returns[rows].mean(axis=1)), "", "", "", (lengths[rows].mean(),)])
+            means = {"mean return": estimate(returns[rows].mean(axis=1)), "mean length": (lengths[rows].mean(),)}
+            lines.append(lines[-1] | dict.fromkeys(("std", "worst", "best"), "") | {word: "IQM"} | means)
     return lines
-
-
-def summarise(arguments: Arguments, policies: TrainedPolicy, returns: np.ndarray, lengths: np.ndarray) -> dict:
-    config: Config = policies.config
-    settings = policies.settings.rows.items()
-    scores = [{"values": each.values} | score_summary(returns[rows].mean(axis=1)) for each, rows in settings]
-    return {
-        "folder": arguments.folder,
-        "run": policies.name,
-        "which": arguments.which,
-        "greedy": arguments.greedy,
-        "seed": arguments.seed,
-        "environment": config.env.name,
-        "env_params": dict(config.env_params),
-        "return": scores if len(scores) > 1 else scores[0],
-        "returns": returns,
-        "lengths": lengths,
-        "versions": versions(),
-        "hardware": hardware(),
-    }
 
 
 if __name__ == "__main__":

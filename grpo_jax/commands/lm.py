@@ -101,10 +101,10 @@ def make_plan(arguments: Arguments, task: LanguageTask) -> RunSpec:
         logits_chunk=256 if task.model.vocab_size > SMALL_VOCABULARY else None,
         execution_plan=dataclasses.replace(resolve_plan("auto"), steps_per_check=STEPS_PER_CHECK),
     )
-    given = arguments.hyperparams
-    presets = [name for name, value in changed(DEFAULTS).items() if value == getattr(given, name)]
-    presets += () if given.kl_coef else ("kl_coef",)  # 0 leaves the penalty out
-    hyperparams = without_unread(config, given, presets)
+    hyperparams = arguments.hyperparams
+    presets = [name for name, value in changed(DEFAULTS).items() if value == getattr(hyperparams, name)]
+    presets += () if hyperparams.kl_coef else ("kl_coef",)  # 0 leaves the penalty out
+    hyperparams = without_unread(config, hyperparams, presets)
     return RunSpec(arguments.algorithm, config, hyperparams, arguments.training_keys)
 
 

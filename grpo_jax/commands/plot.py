@@ -10,7 +10,7 @@ import tyro
 from numpy.typing import ArrayLike
 
 from grpo_jax.commands.harness.command import command, make_console, new_folder
-from grpo_jax.commands.harness.figures import Cell, Form, print_table
+from grpo_jax.commands.harness.figures import Form, Row, print_table
 from grpo_jax.commands.harness.limits import OutFolder
 from grpo_jax.commands.harness.parsing import invocation, parse_flags
 from grpo_jax.errors import ConfigError
@@ -113,16 +113,18 @@ def plot(runs: list[SavedRun], metric: str, path: Path) -> None:
     plot_settings(blocks, path, metric)
 
 
-def table(runs: list[SavedRun]) -> list[list[Cell]]:
-    """The names of the columns, and a row for each run."""
-    rows: list[list[Cell]] = [["environment", "run", "return", "P(better than the first)", "seeds", "steps a seed"]]
+def table(runs: list[SavedRun]) -> list[Row]:
+    """A row for each run."""
+    rows = []
     for environment in dict.fromkeys(run.environment for run in runs):
         here = [run for run in runs if run.environment == environment]
         finals = final_returns(here)
         for run, final in zip(here, finals, strict=True):
             chance = () if run is here[0] else probability_of_improvement(final, finals[0])
             chance = chance[:1] if len(final) == len(finals[0]) == 1 else chance
-            rows.append([environment, run.label, estimate(final), chance, len(final), run.chunk.steps[-1].mean()])
+            row = {"environment": environment, "run": run.label, "return": estimate(final)}
+            row |= {"P(better than the first)": chance, "seeds": len(final), "steps a seed": run.chunk.steps[-1].mean()}
+            rows.append(row)
     return rows
 
 

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from grpo_jax.commands.harness.command import command
-from grpo_jax.commands.harness.figures import Cell, print_table, return_cells, return_columns
+from grpo_jax.commands.harness.figures import Row, print_table, return_cells
 from grpo_jax.commands.harness.flags import RunFlags, hyperparams_class, parse
 from grpo_jax.commands.harness.limits import Count
 from grpo_jax.commands.harness.parsing import invocation, parse_known_flags
@@ -110,12 +110,11 @@ def _number(word: str) -> float | str:
         return word
 
 
-def ranking(settings: Sequence[Run]) -> list[list[Cell]]:
-    """The names of the columns, and a row for each setting."""
-    rows = [["rank", *settings[0].values, *return_columns(settings[0])]]
-    for rank, setting in enumerate(settings, start=1):
-        rows.append([str(rank), *map(format_value, setting.values.values()), *return_cells(setting)])
-    return rows
+def ranking(settings: Sequence[Run]) -> list[Row]:
+    """A row for each setting."""
+    values = ({axis: format_value(value) for axis, value in setting.values.items()} for setting in settings)
+    pairs = enumerate(zip(settings, values, strict=True), start=1)
+    return [{"rank": str(rank)} | shown | return_cells(setting) for rank, (setting, shown) in pairs]
 
 
 if __name__ == "__main__":

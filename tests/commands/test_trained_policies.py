@@ -47,7 +47,7 @@ def test_episodes_of_settings_are_summarised_apart(tmp_path, capsys, monkeypatch
     """Two seeds of one setting and one of another, whose episodes are given."""
     returns = np.array([[1.0, 3.0], [4.0, 4.0], [10.0, 20.0]])
     settings = Settings({Setting({"clip": 0.1}): np.array([0, 1]), Setting({"clip": 0.2}): np.array([2])})
-    config = SimpleNamespace(env=SimpleNamespace(name="Maze"), env_params={"walls": 2})
+    config = SimpleNamespace(env=SimpleNamespace(name="Maze"))
     policies = SimpleNamespace(config=config, settings=settings, name="run on Maze", row=np.arange(3))
     policies = type("Policies", (SimpleNamespace,), {"__len__": lambda _: 3})(**vars(policies))
     monkeypatch.setattr(evaluate.Arguments, "load", lambda self, row: policies)
@@ -62,7 +62,7 @@ def test_episodes_of_settings_are_summarised_apart(tmp_path, capsys, monkeypatch
     assert "clip=0.2 2 13.33 4.714 10 20 16.67".split() in lines
     assert sum("IQM" in line for line in lines) == 1, "of several seeds"
     written = json.loads(out.read_text())
-    assert written["return"][0]["per_seed"] == [5 / 3, 4.0] and written["env_params"] == {"walls": 2}
+    assert written["environment"] == "Maze" and written["num_episodes"] == 3 and written["greedy"]
     assert written["returns"] == [[1, 1, 3], [4, 4, 4], [10, 10, 20]] and written["lengths"][0] == [3, 1, 3]
 
 

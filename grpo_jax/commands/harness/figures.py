@@ -17,6 +17,8 @@ from grpo_jax.sweeps.runs import Run
 
 Cell = str | float | tuple[float, ...]
 """A text, a count, or a mean and, of several seeds, the ends of its interval."""
+Row = dict[str, Cell]
+"""By the names of the columns."""
 Form = Literal["table", "markdown", "latex", "csv"]
 """What a table is printed as."""
 
@@ -47,46 +49,39 @@ def steps_to_reach(steps: ArrayLike, returns: ArrayLike, threshold: float, *, wi
     return reached
 
 
-def return_columns(run: Run) -> list[str]:
-    """The names of `return_cells`."""
-    score, steps = run.config.env.words
-    solved = [f"steps to {SOLVED_AT[run.environment]:g}"] if run.environment in SOLVED_AT else []
-    return [f"final {score}", "worst seed", *solved, f"{steps} a seed"]
-
-
-def return_cells(run: Run) -> list[Cell]:
+def return_cells(run: Run) -> Row:
     """The final return with its interval, the worst seed's, the steps until it was solved, and the steps taken."""
-    cells = [estimate(run.final_returns), (run.final_returns.min(),)]
+    score, steps = run.config.env.words
+    row: Row = {f"final {score}": estimate(run.final_returns), "worst seed": (run.final_returns.min(),)}
     if run.environment in SOLVED_AT:
         solved = solved_after(run)
-        cells.append(solved if np.isfinite(solved) else "not reached")
-    return [*cells, run.result.steps[-1].mean()]
+        row[f"steps to {SOLVED_AT[run.environment]:g}"] = solved if np.isfinite(solved) else "not reached"
+    return row | {f"{steps} a seed": run.result.steps[-1].mean()}
 
 
-def table(runs: Sequence[Run]) -> list[list[Cell]]:
-    """The names of the columns, and a row for each run on one environment."""
-    _, steps = runs[0].config.env.words
-    rows = [["run", *return_columns(runs[0]), f"{steps}/s", "train", "compile", "wall"]]
+def table(runs: Sequence[Run]) -> list[Row]:
+    """A row for each run on one environment."""
+    rows = []
     for run in runs:
-        seconds = run.result.train_seconds, run.result.compile_seconds, run.wall_seconds
-        times = [f"{value:.0f} s" for value in seconds]
-        rows.append([str(run.setting), *return_cells(run), run.steps_per_second, *times])
+        seconds = {"train": run.result.train_seconds, "compile": run.result.compile_seconds, "wall": run.wall_seconds}
+        speed = {f"{run.config.env.words[1]}/s": run.steps_per_second}
+        times = {name: f"{value:.0f} s" for name, value in seconds.items()}
+        rows.append({"run": str(run.setting)} | return_cells(run) | speed | times)
     return rows
 
 
-def print_table(console: Console, rows: Sequence[Sequence[Cell]], form: Form = "table", title: str = "") -> None:
-    """Prints a table, whose first row has the names of its columns."""
-    header, *texts = ([*map(as_text, row)] for row in rows)
+def print_table(console: Console, rows: Sequence[Row], form: Form = "table", title: str = "") -> None:
+    """Prints a table of rows with the same columns."""
+    header, texts = [*rows[0]], [[*map(as_text, row.values())] for row in rows]
     if form == "table":
         columns = (Column(name, overflow="fold") for name in header)  # a narrow terminal cuts no number
         rendered = Table(*columns, box=rich.box.SIMPLE_HEAD, collapse_padding=True, title=title)
         for row in texts:
             rendered.add_row(*row)
         return console.print(rendered)
-    written = (
-        csv_table(rows) if form == "csv" else {"markdown": markdown_table, "latex": latex_table}[form](header, texts)
-    )
-    return console.out(written, end="")
+    if form == "csv":
+        return console.out(csv_table(rows), end="")
+    return console.out((markdown_table if form == "markdown" else latex_table)(header, texts), end="")
 
 
 def as_text(cell: Cell) -> str:
@@ -96,11 +91,11 @@ def as_text(cell: Cell) -> str:
     return cell if isinstance(cell, str) else f"{cell:,.0f}"
 
 
-def csv_table(rows: Sequence[Sequence[Cell]]) -> str:
+def csv_table(rows: Sequence[Row]) -> str:
     """The table with whole numbers; two columns with the ends of its intervals follow one that has any."""
     columns: list[list[Any]] = []
-    for name, *cells in zip(*rows, strict=True):
-        parts = [cell if isinstance(cell, tuple) else (cell,) for cell in cells]
+    for name in rows[0]:
+        parts = [row[name] if isinstance(row[name], tuple) else (row[name],) for row in rows]
         for i in range(max(map(len, parts))):
             columns.append([f"{name}{('', ' low', ' high')[i]}", *(each[i] if i < len(each) else "" for each in parts)])
     file = io.StringIO()

@@ -15,7 +15,7 @@ from grpo_jax import Config, Hyperparams
 from grpo_jax.algorithms import Algorithm, algorithms_with, automatic_algorithm, name_of
 from grpo_jax.commands.harness.config_flag import class_of, find_algorithm, read_fields
 from grpo_jax.commands.harness.parsing import parse_flags, peek
-from grpo_jax.commands.harness.scale import DEFAULTS, can_grow, for_gpu, resolve_scale
+from grpo_jax.commands.harness.scale import DEFAULTS, Scale, can_grow, for_gpu, resolve_scale
 from grpo_jax.devices.execution_plan import ExecutionPlan
 from grpo_jax.environments import make_environment
 from grpo_jax.errors import LARGEST_COUNT, ConfigError, KnownFields
@@ -36,9 +36,9 @@ class RunFlags:
     config: Config
     layers: NetworkFields = NetworkFields()
     hyperparams: Hyperparams
-    scale: str = "auto"
-    """Size of the machine that the defaults suit: "cpu", "gpu" (more environments, fewer gradient steps; also for a
-    TPU), or "auto" by the backend."""
+    scale: Scale = "auto"
+    """Size of the machine that the defaults suit: "gpu" (more environments, fewer gradient steps) is also for a TPU,
+    "auto" by the backend."""
     config_file: Annotated[Path | None, tyro.conf.arg(name="config")] = None
     """JSON file of fields, such as a sweep's best.json, in place of the tuned settings; flags override them."""
 
@@ -51,7 +51,7 @@ class Chosen:
     environment: str | None = None
     algorithm: str | None = None
     network: str = Config.network
-    scale: str = "auto"
+    scale: Scale = "auto"
     total_steps: float | None = None
     num_iterations: float | None = None
     num_envs: int | None = None

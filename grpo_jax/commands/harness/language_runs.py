@@ -203,7 +203,8 @@ class HeldOutCurves:
     def finish(self) -> None:
         """Prints the means before and after the run, and draws them all along it."""
         about = measured_on(self.task, self.arguments)
-        print_table(self.console, [[about, "before", "after"], *before_and_after(self.points)])
+        names = about, "before", "after"
+        print_table(self.console, [dict(zip(names, row, strict=True)) for row in before_and_after(self.points)])
         draw_points(self.points, self.folder / "held_out.png", about)
         files = "held_out.json, samples.jsonl and held_out.png"
         self.console.print(f"All along the run: {files} in {self.folder}", soft_wrap=True)
