@@ -7,7 +7,6 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import tyro
-from numpy.typing import ArrayLike
 
 from grpo_jax.commands.harness.command import command, make_console, new_folder
 from grpo_jax.commands.harness.figures import Form, Row, print_table
@@ -18,7 +17,7 @@ from grpo_jax.recording.figures import RETURN, plot_settings
 from grpo_jax.recording.files import check_fields, read_as
 from grpo_jax.recording.metrics_file import METRICS_FILE, VALUES, as_setting, read_metrics, read_settings
 from grpo_jax.recording.run_folder import SUMMARY_FILE
-from grpo_jax.recording.statistics import NUM_RESAMPLES, describe_seeds, estimate, iqm, percentiles
+from grpo_jax.recording.statistics import describe_seeds, estimate, iqm, probability_of_improvement
 from grpo_jax.runs.progress import Chunk
 from grpo_jax.runs.result import columns_of, last_episodes
 from grpo_jax.runs.run_spec import NAME, Setting
@@ -126,22 +125,6 @@ def table(runs: list[SavedRun]) -> list[Row]:
             row |= {"P(better than the first)": chance, "seeds": len(final), "steps a seed": run.chunk.steps[-1].mean()}
             rows.append(row)
     return rows
-
-
-def probability_of_improvement(x: ArrayLike, y: ArrayLike) -> tuple[float, float, float]:
-    """P(X > Y) + P(X = Y) / 2 for runs X and Y of two algorithms, of scores `[num_runs]`, and its 95% interval.
-
-    Section 4.3 of https://arxiv.org/abs/2108.13264. NaN where any score is NaN.
-    """
-    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
-    if np.isnan(x).any() or np.isnan(y).any():
-        return np.nan, np.nan, np.nan
-    wins = (x[:, None] > y) + 0.5 * (x[:, None] == y)
-    generator = np.random.default_rng(0)
-    # The share of each run in each resample is all that a resample is: a bilinear form, with no array of all pairs.
-    times_x, times_y = (generator.multinomial(n, np.full(n, 1 / n), size=NUM_RESAMPLES) / n for n in wins.shape)
-    low, high = percentiles(np.einsum("ri,ri->r", times_x @ wins, times_y))
-    return float(wins.mean()), float(low), float(high)
 
 
 def main(arguments: Arguments) -> None:

@@ -3,8 +3,7 @@ import pytest
 from scipy.stats import trim_mean
 
 from grpo_jax.commands.harness.figures import steps_to_reach
-from grpo_jax.commands.plot import probability_of_improvement
-from grpo_jax.recording.statistics import bootstrap_interval, iqm, learning_curve
+from grpo_jax.recording.statistics import bootstrap_interval, iqm, learning_curve, probability_of_improvement
 
 IQMS = [
     ([7.0], 7.0),

@@ -15,7 +15,7 @@ from grpo_jax import Config, Hyperparams
 from grpo_jax.algorithms import Algorithm, algorithms_with, automatic_algorithm, name_of
 from grpo_jax.commands.harness.config_flag import class_of, find_algorithm, read_fields
 from grpo_jax.commands.harness.parsing import parse_flags, peek
-from grpo_jax.commands.harness.scale import DEFAULTS, Scale, can_grow, for_gpu, resolve_scale
+from grpo_jax.commands.harness.scale import Scale, can_grow, for_gpu, resolve_scale
 from grpo_jax.devices.execution_plan import ExecutionPlan
 from grpo_jax.environments import make_environment
 from grpo_jax.errors import LARGEST_COUNT, ConfigError, KnownFields
@@ -131,7 +131,7 @@ def parse(arguments: type, flags: Sequence[str], algorithms: Sequence[str] = ())
     if chosen.config is None:
         taken = given - {"network"} if chosen.network == "auto" else given
         left = {name: value for name, value in fields.items() if name not in taken}
-        _say(_tuned_line(run, left, parsed.hyperparams))
+        _say(_tuned_line(run if scale == "cpu" else f"{run} (--scale gpu)", left, parsed.hyperparams))
     return parsed
 
 
@@ -144,18 +144,12 @@ def _check_owner(name: str, algorithm: str | Algorithm) -> None:
         raise ConfigError(f"--{name} is no number of {shown}: it is of {' and '.join(readers)}; leave it out")
 
 
-def _tuned(environment: str, algorithm: Algorithm, scale: str, chosen: Chosen) -> dict[str, Any]:
-    """The tuned settings, at this scale; says in which fields a GPU's differ."""
+def _tuned(environment: str, algorithm: Algorithm, scale: Scale, chosen: Chosen) -> dict[str, Any]:
+    """The tuned settings, at this scale."""
     fields = tuned_settings(environment, algorithm)
     if scale == "cpu" or chosen.network == "transformer" or not can_grow(environment):
         return fields
-    larger = for_gpu(fields, algorithm, chosen.sizes)
-    before = DEFAULTS | fields | chosen.sizes
-    others = {name: value for name, value in larger.items() if value != before.get(name)}
-    if others and is_process_zero():
-        changed = ", ".join(f"{name}={value:g}" for name, value in others.items())
-        print(f"--scale gpu: {changed} where no flag says otherwise; --scale cpu has the tuned sizes")
-    return larger
+    return for_gpu(fields, algorithm, chosen.sizes)
 
 
 def _tuned_line(run: str, fields: Mapping[str, Any], hyperparams: Hyperparams) -> str:

@@ -48,7 +48,9 @@ def _train(study: CommandStudy, curves: HeldOutCurves, starts: Sequence[Path]) -
     plan, keys = curves.plan, curves.arguments.evaluation_keys
 
     def params():
-        return params_from_warm_start(plan.config, load_actors(starts), plan.keys)
+        loaded = {folder: load_params(folder)["actor"] for folder in {*starts}}
+        actors = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(loaded[folder] for folder in starts))
+        return params_from_warm_start(plan.config, actors, plan.keys)
 
     try:
         run = study.train(plan, keys, params=params, callback=curves)
@@ -79,12 +81,6 @@ def params_from_warm_start(config: Config, actor: PyTree, keys: jax.Array) -> Py
         }
 
     return jax.jit(jax.vmap(init))(keys, actor)
-
-
-def load_actors(folders: Sequence[Path]) -> PyTree:
-    """The weights of the models in folders, each leaf `[len(folders), ...]`."""
-    actors = {folder: load_params(folder)["actor"] for folder in set(folders)}
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *(actors[folder] for folder in folders))
 
 
 def record_template(out: Path, task: LanguageTask) -> None:
