@@ -116,9 +116,7 @@ def main(arguments: Arguments) -> None:
     console.print(f"Loading the weights of {arguments.model}", soft_wrap=True)
     if (adapter := task.model.adapter) is not None:
         saved = "" if arguments.lora_rank is None else ", and a whole model is saved"
-        console.print(
-            f"Training begins with {task.model.folder} and {adapter}, added to its weights{saved}", soft_wrap=True
-        )
+        console.print(f"Training begins with {adapter}, added to {task.model.folder}{saved}", soft_wrap=True)
     train(arguments, task, [arguments.model] * arguments.num_seeds, make_plan(arguments, task))
 
 
