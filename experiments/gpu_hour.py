@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from grpo_jax.commands.harness.command import command, make_console, new_folder
-from grpo_jax.commands.harness.limits import Positive
+from grpo_jax.commands.harness.limits import NotNegative
 from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.recording.files import write_json
 
@@ -105,7 +105,7 @@ class Arguments:
 
     pieces: tuple[str, ...] = ()
     """What to measure; by default all, in this order: tests, agreement, settings, shapes, brax, language."""
-    minutes: Positive | None = None
+    minutes: NotNegative | None = None
     """No measurement begins that might not be over by then; by default all are made."""
     smoke: bool = False
     """Everything as small as it goes and once, also without a GPU; the first measurement of each piece. Its results

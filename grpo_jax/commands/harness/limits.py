@@ -47,7 +47,6 @@ Steps = Annotated[int, Between(1, 2**53, "a whole number from 1 to 2^53")]  # ex
 # A key has 32 bits of its seed, so that other numbers would be equal to one of these.
 Seed = Annotated[int, Between(0, 2**32 - 1, "a whole number from 0 to 4294967295")]
 NotNegative = Annotated[float, Between(0.0, math.inf, "a number of at least 0")]
-Positive = Annotated[float, Between(_LEAST, math.inf, "a number above 0")]
 Finite = Annotated[float, Between(-1e38, 1e38, "a number that float32 can hold")]
 Share = Annotated[float, Between(_LEAST, 1.0, "a number above 0 and at most 1")]
 OutFile = Annotated[Path, ToWrite()]
