@@ -46,8 +46,8 @@ BEGIN = f"""arrays = np.load("policy.npz")
 initial = [arrays[name] for name in arrays if name.startswith("{CARRY}/")]
 carry = tuple(np.repeat(leaf, len(observation), axis=0) for leaf in initial)  # when episodes begin
 """
-ARRAYS = """`policy.py`, if the network is an MLP, acts with NumPy alone: `from policy import act`, then `act(x)`
-for one observation x, as the environment gives it, or a batch; `act(x, np.random.default_rng(0))` samples.
+ARRAYS = """`policy.py`, if the network is an MLP, acts with NumPy alone: `from policy import act`, then `act(x{mask})`
+for one observation x, as the environment gives it, or a batch; `act(x, np.random.default_rng(0){mask})` samples.
 
 `manifest.json` names the network, its activation and sizes. `policy.safetensors` and `policy.npz` contain the same
 arrays: parameters, hyperparameters and, where observations are normalised, their statistics: networks see
@@ -172,14 +172,15 @@ def described_actions(config: Config) -> dict[str, Any]:
 
 def readme(policy: TrainedPolicy, programs: list[Program]) -> str:
     title = f"# The policy of row {int(policy.row)} of {policy.name}\n\n"
+    arrays = ARRAYS.format(mask=", action_mask=mask" if policy.config.env.action_mask else "")
     if not programs:
-        return title + ARRAYS
+        return title + arrays
     greedy, sampled = (", ".join(program.arguments) for program in programs)
     observation, has_carry = programs[0].arguments["observation"], "carry" in programs[0].arguments
     shape = jax.tree.map(lambda leaf: f"{leaf.dtype} [{', '.join(map(str, leaf.shape))}]", observation)
     begin, returns = (BEGIN, "actions, carry") if has_carry else ("", "actions")
     values = {"shape": shape, "begin": begin, "returns": returns, "greedy": greedy, "sampled": sampled}
-    return title + USE.format(**values, jax=jax.__version__, platforms=", ".join(PLATFORMS)) + ARRAYS
+    return title + USE.format(**values, jax=jax.__version__, platforms=", ".join(PLATFORMS)) + arrays
 
 
 if __name__ == "__main__":

@@ -85,19 +85,19 @@ def host_actions(space: Any, name: str) -> tuple[np.ndarray, Callable]:
     return np.asarray(action), as_given
 
 
-def observation_shapes(space: Any, name: str) -> PyTree:
-    """Shape and dtype of each array of an observation in a space of gymnasium; `Dict` and `Tuple` are plain ones."""
+def observed_spaces(space: Any, name: str) -> PyTree:
+    """The space of each array of an observation in a space of gymnasium; `Dict` and `Tuple` are plain ones."""
     match _kind(space):
         case "Dict":
-            return {key: observation_shapes(part, name) for key, part in space.spaces.items()}
+            return {key: observed_spaces(part, name) for key, part in space.spaces.items()}
         case "Tuple":
-            return tuple(observation_shapes(part, name) for part in space.spaces)
+            return tuple(observed_spaces(part, name) for part in space.spaces)
         case None:
             raise ConfigError(
                 f"observations of {name!r} in {space} have no fixed shape; use Box, Discrete, MultiDiscrete, "
                 "MultiBinary, or a Dict or Tuple of them"
             )
-    return jax.ShapeDtypeStruct(space.shape, jax.dtypes.canonicalize_dtype(space.dtype))
+    return space
 
 
 def _kind(space: Any) -> str | None:

@@ -281,4 +281,6 @@ def _as_action_mask(config: Config, action_mask: Any, num: int, is_single: bool)
             f"action_mask is {mask.dtype}{list(mask.shape)}, but actions are in {config.env.action_space}; give a bool "
             f"for each discrete action, True if it is legal{'' if is_single else f', or {num} times as many'}"
         )
+    if not isinstance(mask, jax.core.Tracer) and not mask.any(axis=-1).all():
+        raise ConfigError("action_mask has no legal action for an observation; True is a legal one")
     return jnp.broadcast_to(mask, (num, num_actions))

@@ -57,15 +57,16 @@ def make_renderer(environment: str | Any, params: Mapping[str, Any] | None = Non
         if name in DRAWINGS:
             drawing, fps = DRAWINGS[name]
             return Renderer(lambda state, observation: drawing(state, env_params), fps)
-    shape = getattr(make_environment(environment, params).observation, "shape", ())
+    made = make_environment(environment, params)
+    shape = getattr(made.observation, "shape", ())
     if is_gymnax and not is_image(shape):
         return Renderer(lambda state, observation: _draw_figure(*render(state, env_params)), 10)
     if shape:
         return Renderer(lambda state, observation: draw_observation(observation), 15)
-    raise ConfigError(
-        f"there is no drawing of {environment!r}, and it observes no array; give the environment a method "
-        "render(state, params) -> [H, W, 3] uint8"
-    )
+    instead = "give the environment a method render(state, params) -> [H, W, 3] uint8"
+    if made.on_host:
+        instead = "an environment on the host can be drawn only if its observation is one array"
+    raise ConfigError(f"there is no drawing of {environment!r}, and it observes no single array; {instead}")
 
 
 def _draw_figure(figure: Any, axes: Any) -> np.ndarray:

@@ -143,6 +143,8 @@ def test_a_policy_with_masks_does_not_act_without_one():
     policy = policy_of(type("Own", (Taking,), legal)(gym.Discrete(2)))
     with pytest.raises(ConfigError, match=r"write policy.act\(observation, action_mask=mask\)"):
         policy.act(np.zeros(2))
+    with pytest.raises(ConfigError, match="no legal action"):
+        policy.act(np.zeros((2, 2)), action_mask=np.array([[True, False], [False, False]]))
     assert policy.act(np.zeros(2), action_mask=np.int8([0, 1])) == 1
 
 

@@ -95,6 +95,13 @@ def test_episodes_are_those_of_gymnasium():
         assert ended
 
 
+def test_a_module_before_the_name_registers_it(tmp_path, monkeypatch):
+    registers = f"import gymnasium\n\ngymnasium.register('Walk-v7', '{__name__}:Walk', max_episode_steps=9)\n"
+    (tmp_path / "registers_walk.py").write_text(registers)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert make_environment("gymnasium:registers_walk:Walk-v7").max_steps == 9
+
+
 def test_copies_of_a_state_have_futures_of_their_own(step):
     env, host, step = step
     states = jax.tree.map(lambda leaf: jnp.repeat(leaf[:1], 4, axis=0), starts(env)[0])
@@ -175,6 +182,8 @@ REFUSED = [
     (lambda: Shows(bits(0, 9, np.int32), np.array([np.nan, 3])), "has .*nan"),
     (lambda: Shows(bits(-9, 9, np.float64), np.array([1e300, 0])), "has .*1e.?300"),
     (lambda: Shows(spaces.Dict(a=spaces.MultiBinary(2)), {"a": np.array([0.9, 0])}), "has .*0.9"),
+    (lambda: Shows(spaces.Discrete(2), 2), r"has 2, which is not in Discrete\(2\)"),
+    (lambda: Shows(spaces.Dict(a=spaces.MultiDiscrete([2, 3])), {"a": np.array([1, 3])}), r"has \[1 3\], which is not"),
     (lambda: Shows(value=None), "give numbers"),
     (lambda: Shows(value=np.zeros(3)), r"has the shapes \[\(3,\)\]"),
     (lambda: Shows(spaces.Dict(a=spaces.Discrete(2)), {"b": 0}), "another structure"),
@@ -184,6 +193,7 @@ REFUSED = [
     (Unseeded, r"differs when it is played again with the same 0 .*self\.np_random"),
     (lambda: Shows(end=(0.0, False, True, {})), "truncates an episode after 1 steps, before max_steps_in_episode=6"),
     (own(action_masks=lambda self: np.ones(3)), r"action_masks\(\) has the shapes \[\(3,\)\], but its space .*2,"),
+    (own(action_masks=property(lambda self: np.ones(2, bool))), "action_masks is a value; write a method"),
     (own(action_masks=lambda self: None), r"action_masks\(\) is of type bool.* NoneType; give numbers"),
     (own(action_masks=lambda self: [False] * 2), "no legal action, but the episode goes on; terminate it"),
     (own(reset=started), r'info."action_mask".* NoneType; give'),
@@ -206,12 +216,21 @@ def test_what_one_step_shows_is_refused_at_construction():
             HostEnvironment(make, max_steps=LIMIT)
 
 
+class Bare(gymnasium.Env):
+    """Lacks its spaces."""
+
+
 def test_what_is_no_environment_is_refused():
     for make, message in (
         (lambda: HostEnvironment(Walk()), r"Walk is one instance.*write HostEnvironment\(Walk, max_steps=30\), or"),
         (lambda: make_environment(the_same), r"write HostEnvironment\(Walk, max_steps=30\), or"),
         (lambda: make_environment(gymnasium.make("CartPole-v1")), "write environment='gymnasium:CartPole-v1', or"),
         (lambda: make_environment(Walk), r"max_steps_in_episode=0 of 'Walk' .*HostEnvironment\(Walk, max_steps=100\)"),
+        (
+            lambda: HostEnvironment(lambda: gymnasium.vector.SyncVectorEnv([Walk] * 2)),
+            "is a vector of environments; give the class of one",
+        ),
+        (lambda: make_environment(Bare), "'Bare' has no observation_space and no action_space; set"),
         (lambda: make_environment("gymnasium:CartPol-v1"), "cannot make 'CartPol-v1': .*Did you mean: `CartPole"),
         (lambda: make_environment("gymnasium:nowhere:CartPole-v1"), "cannot make 'nowhere:Cart|No module .*'nowhere'"),
     ):

@@ -33,6 +33,11 @@ class Rooms(Probe):
         return spaces.Dict({"door": spaces.Discrete(5), "place": {"room": spaces.Discrete(7)}})
 
 
+class PlainRooms(Rooms):
+    def observation_space(self, params):
+        return {"door": Discrete(5), "place": {"room": Discrete(7)}}
+
+
 class Comparing(Probe):
     """Its constructor compares arrays, as that of Jumanji's Snake."""
 
@@ -100,8 +105,9 @@ def test_errors_name_the_nearest_correct_value():
             make_environment(environment, {override[0]: override[1]} if override else None)
 
 
-def test_observations_of_several_arrays_keep_their_structure():
-    env = make_environment(Rooms())
+@pytest.mark.parametrize("kind", [Rooms, PlainRooms])
+def test_observations_of_several_arrays_keep_their_structure(kind):
+    env = make_environment(kind())
     state, first = env.reset(jax.random.key(0), env.params)
     for observation in (first, env.step(jax.random.key(0), state, 0, env.params).observation):
         assert jax.eval_shape(lambda: observation) == env.observation  # noqa: B023

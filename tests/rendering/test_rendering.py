@@ -58,7 +58,7 @@ def test_an_environments_own_picture_comes_first():
 def test_what_has_no_picture_is_refused():
     for environment, message in (
         ("tokens:sort-5", "a token task has no picture"),
-        ("probes:Parts", "it observes no array; give the environment a method render"),
+        ("probes:Parts", "it observes no single array; give the environment a method render"),
     ):
         with pytest.raises(ConfigError, match=message):
             make_renderer(environment)

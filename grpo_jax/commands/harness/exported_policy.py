@@ -32,6 +32,8 @@ def act(observation, rng=None, *, action_mask=None):
     actions, first = manifest["actions"], np.array(manifest["actions"]["first"], manifest["actions"]["dtype"])
     if action_mask is None and manifest["has_action_masks"]:
         raise ValueError("some actions are illegal in this environment: write act(observation, action_mask=mask)")
+    if action_mask is not None and not np.any(action_mask, axis=-1).all():
+        raise ValueError("action_mask has no legal action; True is a legal one")
     x, is_single = features(observation)
     outputs = network(x)
     if "middle" in actions:  # real numbers

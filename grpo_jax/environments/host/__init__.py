@@ -8,6 +8,7 @@ copy states. An episode of a seeded environment is a function of its seed and it
 import contextlib
 import copy
 import functools
+import importlib
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ import numpy as np
 from grpo_jax.environments.casting import as_values
 from grpo_jax.environments.host.episodes import Episodes, Moment, Unrepeatable, find_mask
 from grpo_jax.environments.parameters import Timed
-from grpo_jax.environments.spaces import host_actions, observation_shapes
+from grpo_jax.environments.spaces import host_actions, observed_spaces
 from grpo_jax.errors import ConfigError, HostError, with_own_frames
 from grpo_jax.host_calls import call_host
 from grpo_jax.types import PyTree
@@ -69,6 +70,7 @@ class HostEnvironment(Timed):
         self, make: Callable[[], Any], *, name: str | None = None, max_steps: int | None = None, max_kept: int = 1024
     ):
         if not callable(make) or of_gymnasium(make) and not isinstance(make, type):
+            _check_parts(make, type(make).__name__)
             own, spec = type(make).__name__, getattr(make, "spec", None)
             write = f"environment='gymnasium:{spec.id}'" if spec else f"HostEnvironment({own}, max_steps=30)"
             raise ConfigError(
@@ -77,8 +79,9 @@ class HostEnvironment(Timed):
             )
         self.name, self._make = name or getattr(make, "__name__", type(make).__name__), make
         first, second = make(), make()
+        _check_parts(first, self.name)
         self.action_space, self.observation_space = lambda _: first.action_space, lambda _: first.observation_space
-        given = observation_shapes(first.observation_space, self.name)
+        observed = observed_spaces(first.observation_space, self.name)
         self._action, decode = host_actions(first.action_space, self.name)
         limit = max_steps or getattr(getattr(first, "spec", None), "max_episode_steps", None) or 0
         super().__init__(None, limit)  # without any limit the door refuses 0, unless env_params has one
@@ -88,9 +91,9 @@ class HostEnvironment(Timed):
             if find_mask(first, info):
                 self.action_mask = lambda state, params: state.mask  # which the door refuses if they are not Discrete
                 mask = jax.ShapeDtypeStruct((int(first.action_space.n),), bool) if decode is int else None
-            self.episodes = Episodes(make, (first, second), given, decode, max_kept, mask)
+            self.episodes = Episodes(make, (first, second), observed, decode, max_kept, mask)
             self._try_out(copy.deepcopy(first.action_space), limit)
-        self._leaves, self._structure = jax.tree.flatten((given, mask))
+        self._leaves, self._structure = jax.tree.flatten((self.episodes.given, mask))
         self._moved = *self._leaves, jax.ShapeDtypeStruct((), jnp.float32), jax.ShapeDtypeStruct((), bool)
 
     def _try_out(self, space, limit):
@@ -168,15 +171,27 @@ def of_gymnasium(found: Any) -> bool:
     return any(each.__module__.partition(".")[0] in ("gymnasium", "gym") for each in kind.__mro__)
 
 
+def _check_parts(made: Any, name: str) -> None:
+    """Raises ConfigError if this is not one environment with gymnasium's interface."""
+    missing = [part for part in ("observation_space", "action_space", "reset", "step") if not hasattr(made, part)]
+    if hasattr(made, "single_action_space"):
+        raise ConfigError(f"{name!r} is a vector of environments; give the class of one of them, as num_envs copies it")
+    if missing:
+        raise ConfigError(f"{name!r} has no {' and no '.join(missing)}; set it in its class, as gymnasium.Env says")
+
+
 class Gymnasium(HostEnvironment):
     """An environment of gymnasium, such as "gymnasium:CartPole-v1", or "gymnasium:ale_py:ALE/Pong-v5" of a package."""
 
     def __init__(self, name: str):
         import gymnasium
 
+        module, _, own = name.rpartition(":")
         # gymnasium's own wrapper for the time limit would truncate before a longer max_steps_in_episode.
         make = functools.partial(gymnasium.make, name, max_episode_steps=-1, disable_env_checker=True)
         try:
-            super().__init__(make, name=f"gymnasium:{name}", max_steps=gymnasium.spec(name).max_episode_steps)
-        except gymnasium.error.Error as error:
+            if module:  # which registers it
+                importlib.import_module(module)
+            super().__init__(make, name=f"gymnasium:{name}", max_steps=gymnasium.spec(own).max_episode_steps)
+        except (gymnasium.error.Error, ImportError) as error:
             raise ConfigError(f"gymnasium cannot make {name!r}: {error}") from error

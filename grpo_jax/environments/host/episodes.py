@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.dtypes import canonicalize_dtype
 
 from grpo_jax.environments.casting import as_values, exact_leaves
 from grpo_jax.errors import ConfigError
@@ -39,14 +40,16 @@ class Episodes:
 
     Args:
       instances: the first ones, with gymnasium's interface; `make` gives more.
-      given: shape and dtype of the arrays of an observation.
+      spaces: of the arrays of an observation.
       decode: the instance's action for an action's array.
       max_kept: the most instances in mid-episode, and the most states, that are kept; at least the size of a batch.
       mask: shape and dtype of a mask of the legal actions; None: the environment has none.
     """
 
-    def __init__(self, make: Callable, instances: Sequence, given: PyTree, decode: Callable, max_kept: int, mask: Any):
-        self._make, self._given, self._decode, self._max_kept, self._mask = make, given, decode, max_kept, mask
+    def __init__(self, make: Callable, instances: Sequence, spaces: PyTree, decode: Callable, max_kept: int, mask: Any):
+        self._make, self._decode, self._max_kept, self._mask = make, decode, max_kept, mask
+        self._spaces = jax.tree.leaves(spaces)
+        self.given = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, canonicalize_dtype(x.dtype)), spaces)
         self._moments: OrderedDict[tuple[bytes, bytes], Moment] = OrderedDict()  # by digest and action before it
         self._standing: OrderedDict[bytes, Any] = OrderedDict()  # instances by the digest of their state
         self._lock = threading.Lock()  # the programs of several devices call at once
@@ -106,12 +109,13 @@ class Episodes:
         instance = self._free.pop() if self._free else self._checked(self._make())
         observation, info = as_values(instance.reset(seed=seed), _STEP[::4], "reset")
         legal = self._legal(instance, info, False)
-        arrays = [*exact_leaves(self._given, observation, "an observation", single=True), *legal]
+        leaves = exact_leaves(self.given, observation, "an observation", single=True)
+        arrays = [*self._in_range(leaves), *legal]
         return instance, Moment(_digest(seed.to_bytes(8, "little"), *arrays), arrays, legal)
 
     def _moved(self, instance: Any, digest: bytes, action: np.ndarray, time: int, limit: int) -> Moment:
         *returned, info = as_values(instance.step(self._decode(action)), _STEP, "step")
-        leaves = exact_leaves((self._given, *_NUMBERS), tuple(returned), "what step gives", single=True)
+        leaves = exact_leaves((self.given, *_NUMBERS), tuple(returned), "what step gives", single=True)
         *arrays, reward, terminated, truncated = leaves
         ended = bool(terminated or truncated)
         if truncated and not terminated and time < limit:
@@ -120,8 +124,14 @@ class Episodes:
                 f"max_steps_in_episode={time}, or terminate there"
             )
         legal = self._legal(instance, info, ended or time == limit)
-        arrays += [*legal, reward, terminated]
+        arrays = [*self._in_range(arrays), *legal, reward, terminated]
         return Moment(_digest(digest, action.tobytes(), *arrays), arrays, legal, ended)
+
+    def _in_range(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        for array, space in zip(arrays, self._spaces, strict=True):
+            if not (hasattr(space, "low") or space.contains(array)):  # a Box's bounds are often rough
+                raise ConfigError(f"an observation has {array}, which is not in {space}; make the space larger")
+        return arrays
 
     def _legal(self, instance: Any, info: Any, ended: bool) -> list[np.ndarray]:
         if self._mask is None:
@@ -140,9 +150,9 @@ class Episodes:
         self.num_replayed += len(actions)
         if moment.digest != digest:
             raise Unrepeatable(
-                f"the episode with seed {seed} differs when it is played again with the same {len(actions)} actions; "
-                "reset(seed=...) must determine it: draw all random numbers from self.np_random, and keep nothing from "
-                "earlier episodes"
+                f"the episode with seed {seed} differs when it is played again with the same {len(actions)} actions, "
+                "or its code has changed since; reset(seed=...) must determine it: draw all random numbers from "
+                "self.np_random, and keep nothing from earlier episodes"
             )
         return instance
 
@@ -153,6 +163,8 @@ def find_mask(instance: Any, info: Any) -> tuple[Any, str] | None:
         method = getattr(instance, "get_wrapper_attr", instance.__getattribute__)("action_masks")
     except AttributeError:
         return (info["action_mask"], 'info["action_mask"]') if "action_mask" in (info or ()) else None
+    if not callable(method):
+        raise ConfigError("action_masks is a value; write a method, def action_masks(self)")
     return method(), "action_masks()"
 
 
