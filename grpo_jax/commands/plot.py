@@ -22,7 +22,7 @@ from grpo_jax.runs.progress import Chunk
 from grpo_jax.runs.result import columns_of, last_episodes
 from grpo_jax.runs.run_spec import NAME, Setting
 
-PICTURE = "comparison.png"
+PICTURE, PICTURES = "comparison.png", (".png", ".pdf", ".svg")
 
 
 @dataclasses.dataclass
@@ -131,7 +131,9 @@ def main(arguments: Arguments) -> None:
     if not arguments.runs:
         raise ConfigError(f"no folders given; write {invocation('plot')} runs/one runs/other")
     out = arguments.out or new_folder("plot")
-    path = out if out.suffix in (".png", ".pdf", ".svg") else out / PICTURE
+    path = out if out.suffix in PICTURES else out / PICTURE
+    if path is not out and out.suffix[1:].isalpha():
+        raise ConfigError(f"--out {out} is no picture: use {', '.join(PICTURES)}, or a folder")
     runs = read_all(arguments.runs, arguments.metric)
     plot(runs, arguments.metric, path)
     console = make_console()

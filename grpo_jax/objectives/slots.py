@@ -114,12 +114,23 @@ class _Outcome:
     measures: tuple[Callable, ...]
 
     def __call__(self, trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
-        measures = (bound(measure, hyperparams)(trajectory, group_size) for measure in self.measures)
-        advantage = bound(self.formula, hyperparams)(*measures)
-        groups = trajectory.valid.shape[1] // group_size, group_size
+        formula = bound(self.formula, hyperparams)
+        measures = [bound(measure, hyperparams)(trajectory, group_size) for measure in self.measures]
+        num_groups = trajectory.valid.shape[1] // group_size
+        if self.measures == (episode_scores,) and num_groups == group_size:  # a mean without keepdims would fit too
+            more = jax.ShapeDtypeStruct((num_groups + 1, group_size), measures[0].dtype)
+            try:
+                self._check(jax.eval_shape(formula, more), num_groups + 1, group_size)
+            except (TypeError, ValueError) as error:
+                shown = f"as scores of shape {more.shape} show"
+                raise ValueError(f"{self} mixes up groups and members, {shown}: {error}") from error
+        advantage = formula(*measures)
+        self._check(advantage, num_groups, group_size)
+        return jnp.where(trajectory.valid, advantage.reshape(1, -1), 0.0)
+
+    def _check(self, advantage: jax.Array, *groups: int) -> None:
         if jnp.shape(advantage) != groups:
             raise ValueError(f"{self} returned shape {jnp.shape(advantage)}, and should return {groups}")
-        return jnp.where(trajectory.valid, advantage.reshape(1, -1), 0.0)
 
     def __repr__(self) -> str:
         measures = () if self.measures == (episode_scores,) else self.measures

@@ -250,7 +250,7 @@ def _as_trees(like: PyTree, arrays: Arrays, num_rows: int, file: Path) -> dict[s
         if here.get(path) != there.get(path):
             raise ConfigError(
                 f"{path} is {there.get(path, 'missing')} in {file}, but {here.get(path, 'missing')} by its num_rows "
-                "and config: it is damaged, the code has changed since, or the config has other networks or spaces"
+                "and config: the config has another environment or network, the code has changed, or it is damaged"
             )
     leaves = [arrays[path] if path in ("score", "steps") else jnp.asarray(arrays[path]) for path in here]
     return jax.tree.unflatten(jax.tree.structure(like), leaves)

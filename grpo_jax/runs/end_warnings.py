@@ -8,6 +8,8 @@ from grpo_jax.runs.result import RunResult
 
 PAGE = "`grpo-jax docs flat_reward` says more."
 """The end of each warning of what is not learnt."""
+MOST_SKIPPED = 0.01
+"""The largest part of the updates that may be skipped."""
 MOST_LEFT = 0.05
 """The largest part of a budget that may be left."""
 
@@ -36,7 +38,7 @@ def end_warnings(config: Config, hyperparams: Hyperparams, result: RunResult) ->
         "total_steps": np.broadcast_to(hyperparams.total_steps, made.shape),
     }
     problems = {
-        "skipped": numbers["skipped"] > 0.5 * numbers["updates"],
+        "skipped": numbers["skipped"] > MOST_SKIPPED * numbers["updates"],
         "episodes": np.isnan(result.final_return),
         "budget": (result.ended_by == "total_steps") & (numbers["left"] > MOST_LEFT),
     }

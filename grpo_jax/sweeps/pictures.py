@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from grpo_jax.errors import ConfigError
 from grpo_jax.recording.figures import legend_below, panels, plot_settings, ranked_settings
 from grpo_jax.recording.files import as_path
 from grpo_jax.recording.statistics import describe_seeds
@@ -38,6 +39,8 @@ def plot(
     """
     blocks = {}
     for name, each in (result if isinstance(result, Mapping) else {"": result}).items():
+        if isinstance(each, str | Path):
+            raise ConfigError(f"plot takes results, not a folder; in a terminal write `grpo-jax plot {each}`")
         if isinstance(each, SweepResult):
             ranked = {run.setting: run.result for run in each.ranking}
         else:

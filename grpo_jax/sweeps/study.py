@@ -72,6 +72,7 @@ class Study:
         self.plans, self.out, self.console, self.runs = plans, recording.out, console, []
         self._recording, self._evaluate, self._score, self.mesh = recording, evaluate, score, mesh
         self._compilation_cache, self._subfolder = compilation_cache, PROGRAMS if programs else ""
+        self.about: dict[str, Any] = {}  # what else summary.json says
         options = {"resume": recording.resume, "subfolder": self._subfolder}
         from_process_zero(lambda: prepare_folder(self.out, trained, **options))
         if not is_process_zero():  # the files of the other processes are not kept
@@ -135,4 +136,4 @@ class Study:
         """Writes summary.json, with `more` before the runs."""
         runs = [summarise(run) for run in self.runs]
         about = {"final_return": self._score.caption, "versions": versions(), "hardware": hardware()}
-        write_json(self.out / SUMMARY_FILE, {**more, "runs": runs, **about})
+        write_json(self.out / SUMMARY_FILE, {**more, "runs": runs, **about, **self.about})

@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 from rich.console import Console
 
+from grpo_jax.algorithms import name_of
 from grpo_jax.config import Config
 from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.hyperparams import Hyperparams
@@ -143,7 +144,8 @@ def make_programs(plans: Sequence[RunSpec], rows_at_once: int | None = None) -> 
         hyperparams = jax.tree.map(
             lambda *values: np.tile(np.array(values, np.float32), len(keys)), *(plan.hyperparams for plan in part)
         )
-        label, rows = f"program {number}: {len(part)} × {len(keys)} seeds", [plan.setting for plan in part]
+        name, rows = name_of(part[0].config.algorithm), [plan.setting for plan in part]
+        label = f"program {number}: {name}, {len(part)} × {len(keys)} seeds"
         repeated = jnp.repeat(keys, len(part))
         programs.append(RunSpec(label, part[0].config, hyperparams, repeated, rows=rows * len(keys)))
     return programs

@@ -176,7 +176,7 @@ def test_a_sweep_end_to_end_in_one_program_and_in_parts(tmp_path, capsys):
     best = train.parse(train.RunFlags, ["--config", str(tmp_path / "whole" / "best.json")])
     assert f"learning_rate={best.hyperparams.learning_rate}, clip_high={best.hyperparams.clip_high}" in runs["whole"]
     printed = capsys.readouterr().out
-    assert "program 1: 4 × 3 seeds" in printed and "program 2: 2 × 3 seeds" in printed
+    assert "program 1: ppo, 4 × 3 seeds" in printed and "program 2: " in printed
     assert (tmp_path / "whole" / "sweep.png").exists()
 
 

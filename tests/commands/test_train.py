@@ -66,6 +66,7 @@ def test_train_starts_from_another_folder(tmp_path):
     train.main(train.Arguments(config=CONFIG, hyperparams=hyperparams, **options))
     trained, given = load(tmp_path / "a" / "b").params, load(tmp_path / "before").params
     assert bits(trained) == bits(given)
+    assert str(tmp_path / "before") in (tmp_path / "a" / "b" / "summary.json").read_text()
 
 
 def test_tuned_settings_are_defaults_however_flags_are_written():

@@ -299,3 +299,6 @@ def test_a_slot_of_the_wrong_shape_is_named():
     for formula in (jnp.mean, jnp.transpose):
         with pytest.raises(ConfigError, match=r"outcome\([\w.:]+\) returned shape .*, and should return \(2, 4\)"):
             check(Config(algorithm=GRPO._replace(advantage=objectives.outcome(formula)), **SMALL))
+    forgotten = GRPO._replace(advantage=objectives.outcome(lambda scores: scores - scores.mean(axis=1)))  # no keepdims
+    with pytest.raises(ConfigError, match=r"mixes up groups and members, as scores of shape \(5, 4\) show"):
+        check(Config(algorithm=forgotten, **SMALL | {"num_envs": 16}))
