@@ -39,7 +39,7 @@ def end_warnings(config: Config, hyperparams: Hyperparams, result: RunResult) ->
     }
     problems = {
         "skipped": numbers["skipped"] > MOST_SKIPPED * numbers["updates"],
-        "episodes": np.isnan(result.final_return),
+        "episodes": ~(result.metrics["episode/count"] > 0).any(axis=0),
         "budget": (result.ended_by == "total_steps") & (numbers["left"] > MOST_LEFT),
     }
     first = {kind: np.argmax(rows) for kind, rows in problems.items() if rows.any()}

@@ -86,9 +86,9 @@ def last_episodes(returns: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, 
     `returns` are means over the episodes that ended in an iteration, `counts` their numbers; both `[n, R]`.
     """
     counts = np.nan_to_num(np.float64(counts))
-    returns = np.where(counts > 0, np.float64(returns), 0.0)
     ended_later = np.cumsum(counts[::-1], axis=0)[::-1] - counts
     counts = np.where(ended_later < NUM_EPISODES, counts, 0.0)
+    returns = np.where(counts > 0, np.float64(returns), 0.0)  # NaN of earlier iterations does not count
     with np.errstate(invalid="ignore"):  # 0 / 0 is NaN
         return (returns * counts).sum(axis=0) / counts.sum(axis=0), counts
 

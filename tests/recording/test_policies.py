@@ -52,7 +52,7 @@ def test_scores_are_means_of_the_last_hundred_episodes():
 
 
 def test_final_returns_are_of_rows_that_end_at_different_iterations():
-    returns = [[9, 9, np.nan], [2, 8, np.nan], [np.nan, 7, np.nan]]
+    returns = [[9, np.nan, np.nan], [2, 8, np.nan], [np.nan, 7, np.nan]]  # a NaN before the last 100 episodes
     metrics, steps, *_ = chunk(returns, [[9, 90, 0], [1, 50, 0], [0, 50, 0]])
     result = RunResult(None, metrics, steps, 0.0, 0.0, None, None, None)
     np.testing.assert_allclose(result.final_return, [(9 * 9 + 2) / 10, 7.5, np.nan])
