@@ -197,6 +197,7 @@ REFUSED = [
     (own(action_masks=lambda self: None), r"action_masks\(\) is of type bool.* NoneType; give numbers"),
     (own(action_masks=lambda self: [False] * 2), "no legal action, but the episode goes on; terminate it"),
     (own(reset=started), r'info."action_mask".* NoneType; give'),
+    (own(step=walked), r'step gives info."action_mask".*, but reset does not'),
     (lambda: Shows(end=2), "TypeError"),
     (lambda: with_actions(spaces.Tuple([spaces.Discrete(2)])), "not supported on the host"),
     (lambda: with_actions(bits(0, 5, np.int32)), "in Box.* are not supported; use Discrete"),

@@ -89,8 +89,10 @@ class HostEnvironment(Timed):
         with self._naming():
             _, info = as_values(first.reset(seed=0), ("observation", "info"), "reset")
             if find_mask(first, info):
-                self.action_mask = lambda state, params: state.mask  # which the door refuses if they are not Discrete
-                mask = jax.ShapeDtypeStruct((int(first.action_space.n),), bool) if decode is int else None
+                if decode is not int:
+                    raise ConfigError("it has masks of legal actions, which only Discrete actions can have")
+                self.action_mask = lambda state, params: state.mask
+                mask = jax.ShapeDtypeStruct((int(first.action_space.n),), bool)
             self.episodes = Episodes(make, (first, second), observed, decode, max_kept, mask)
             self._try_out(copy.deepcopy(first.action_space), limit)
         self._leaves, self._structure = jax.tree.flatten((self.episodes.given, mask))

@@ -135,6 +135,8 @@ class Episodes:
 
     def _legal(self, instance: Any, info: Any, ended: bool) -> list[np.ndarray]:
         if self._mask is None:
+            if "action_mask" in (info or ()):
+                raise ConfigError('step gives info["action_mask"], but reset does not; give one there')
             return []
         mask, what = find_mask(instance, info) or (None, 'info["action_mask"]')
         legal = exact_leaves(self._mask, mask, what, single=True)
