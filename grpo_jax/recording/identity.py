@@ -32,7 +32,8 @@ def identity(value: Any, seen: dict[int, Any] | None = None) -> Any:
     """The same for equal values in every process; different for different ones, as far as can be told.
 
     - A function or a class is its name and a hash of its source, one of an installed package its name alone; a function
-      in a function also what it keeps of that one (its closure). What it calls is not compared.
+      also the defaults of its arguments, and what it keeps of the function that it is in (its closure). What it calls
+      is not compared.
     - An object is its class and its fields; where a class of this package has an attribute `identity`, that. One
       without fields that can be compared, such as a lock, is its name.
     - An array is its type, shape and digest.
@@ -68,8 +69,9 @@ def identity(value: Any, seen: dict[int, Any] | None = None) -> Any:
     if isinstance(value, types.MethodType):
         return {"method": part(value.__func__), "of": part(value.__self__)}
     if isinstance(value, types.FunctionType):
-        kept = inspect.getclosurevars(value).nonlocals
-        return {"function": name} | _source(value) | ({"closure": part(kept)} if kept else {})
+        kept = {"closure": inspect.getclosurevars(value).nonlocals}
+        kept |= {"defaults": value.__defaults__, "defaults by name": value.__kwdefaults__}
+        return {"function": name} | _source(value) | {what: part(each) for what, each in kept.items() if each}
     if isinstance(value, type):
         return {"class": name} | _source(*value.__mro__)
     if hasattr(value, "__wrapped__"):  # such as jax.jit(function)

@@ -79,6 +79,7 @@ def with_state(state):
         (*(with_state(jnp.full(3, fill)) for fill in (0, 1)), r"closure.state is 'int32\[3\]"),
         (*(with_state(jax.random.key(seed)) for seed in (0, 1)), "closure.state"),
         (*(with_state(number) for number in (math.nan, 2.0)), "closure.state"),
+        (*((lambda mask, scale=scale: mask * scale) for scale in (1.0, 2.0)), r"defaults is \[2.0\]"),
         (Paying(1.0), Paying(-1.0), "sign is -1.0 here, and 1.0 in"),
         (Network(1.0), Network(2.0), "scale is 2.0"),
         (Network(1.0).__call__, Network(2.0).__call__, "of.scale"),
