@@ -74,7 +74,7 @@ def make_bases(
     for name, given in values.items():
         if isinstance(given, set | dict) or isinstance(given, Iterator):
             raise ConfigError(f"{name}={given!r} must be a list, whose order is that of the axis")
-        is_list = isinstance(given, list | range | np.ndarray | jax.Array) and np.ndim(given)
+        is_list = isinstance(given, list | range) or isinstance(given, np.ndarray | jax.Array) and given.ndim > 0
         # A tuple is one value of a config's field, such as extras=("distance",).
         is_list |= isinstance(given, tuple) and name in hyperparams.__dataclass_fields__
         several = list(given) if is_list else [given]

@@ -162,7 +162,7 @@ MISTAKES = {
     "a word": (CONFIG, {"learning_rate": [1e-3, "fast"]}, "learning_rate 0.001 fast: not all of them are numbers"),
     "the same": (CONFIG, {"discount": [1, 0.99999999]}, "value twice: discount=1 and discount=0.99999999 are the same"),
     "no values": (CONFIG, {"discount": []}, "discount has no values"),
-    "algorithms": (CONFIG, {"algorithm": ["ppo", "grpo"]}, r"a config for each: sweep\({name: Config\(algorithm="),
+    "algorithms": (CONFIG, {"algorithm": ["grpo", CONFIG.algorithm]}, r"for each: sweep\({name: Config\(algorithm="),
     "a list of configs": ([CONFIG], {"discount": [0.9, 1]}, "or several by their names"),
     "environments": ({"a": CONFIG, "b": Config("CartPole-v1")}, {}, "different environments cannot be ranked"),
     "one folder": ({"a/b": CONFIG, "A b": OTHER}, {"discount": [0.9, 1]}, "one folder: a/b, .* and A b, "),
