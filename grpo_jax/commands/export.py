@@ -24,7 +24,6 @@ from grpo_jax.policies.networks import MLP
 from grpo_jax.recording.config_file import config_fields
 from grpo_jax.recording.files import new_files, write_arrays, write_json
 from grpo_jax.recording.policy_saver import policy_arrays
-from grpo_jax.types import by_path
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 CARRY = "initial_carry"
@@ -145,12 +144,13 @@ def save_numpy(policy: TrainedPolicy, out: Path) -> None:
     manifest = {"policy": policy.name, "row": policy.row, "network": config_fields(config)[0].get("network")}
     is_mlp = type(network) is MLP and network.recurrent == "none" and config.action_distribution == "auto"
     if is_mlp and not isinstance(env.codec.decode(some_action(env.action_space)), tuple):
-        parts, seen = by_path(env.codec.leaves), network.actor_observation
+        seen, parts = network.actor_observation, jax.tree_util.tree_leaves_with_path(env.codec.leaves)
+        paths = [[jax.tree_util.keystr((key,), simple=True) for key in path] for path, _ in parts]
         names = "shape", "num_values", "start"
         manifest["observation"] = {
-            path: {name: getattr(leaf, name) for name in names}
-            for path, leaf in parts.items()
-            if seen is None or path.partition("/")[0] in seen
+            "/".join(keys): {"keys": keys} | {name: getattr(leaf, name) for name in names}
+            for keys, (_, leaf) in zip(paths, parts, strict=True)
+            if seen is None or keys[0] in seen
         }
         manifest |= {"actions": described_actions(config), "has_action_masks": env.action_mask is not None}
         shutil.copy(Path(__file__).parent / "harness" / "exported_policy.py", out / "policy.py")

@@ -56,8 +56,8 @@ def features(observation):
     seen = []
     for path, leaf in manifest["observation"].items():
         x, shape = observation, tuple(leaf["shape"])
-        for key in filter(None, path.split("/")):
-            x = x[key if isinstance(x, dict) else int(key)]
+        for key in leaf["keys"]:
+            x = getattr(x, key) if hasattr(x, "_fields") else x[key if isinstance(x, dict) else int(key)]
         x = np.asarray(x)
         is_single = x.shape == shape
         x = x[None] if is_single else x
