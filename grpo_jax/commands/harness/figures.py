@@ -105,7 +105,8 @@ def csv_table(rows: Sequence[Row]) -> str:
 
 def latex_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """The table as a tabular with the rules of LaTeX's package booktabs."""
-    special = str.maketrans({each: rf"\{each}" for each in "&%$#_{}"} | {"\\": r"\textbackslash{}"})
+    words = {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}"}
+    special = str.maketrans({each: rf"\{each}" for each in "&%$#_{}"} | words)
     first, *lines = (" & ".join(cell.translate(special) for cell in cells) + r" \\" for cells in (header, *rows))
     begin = rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}"
     return "\n".join([begin, r"\toprule", first, r"\midrule", *lines, r"\bottomrule", r"\end{tabular}", ""])
