@@ -32,8 +32,7 @@ def identity(value: Any, seen: dict[int, Any] | None = None) -> Any:
     """The same for equal values in every process; different for different ones, as far as can be told.
 
     - A function or a class is its name and a hash of its source, one of an installed package its name alone; a function
-      also the defaults of its arguments, and what it keeps of the function that it is in (its closure). What it calls
-      is not compared.
+      also its defaults, and what it keeps of the function that it is in (its closure). What it calls is not compared.
     - An object is its class and its fields; where a class of this package has an attribute `identity`, that. One
       without fields that can be compared, such as a lock, is its name.
     - An array is its type, shape and digest.
