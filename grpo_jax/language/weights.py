@@ -209,7 +209,8 @@ def _with_adapter(folder: Path, architecture: Transformer, tensor: Callable[[str
     scale = dataclasses.replace(architecture, lora_rank=rank, lora_alpha=fields.get("lora_alpha")).adapter.scale
     pairs = {name: _factor_names(name) for names in published_names(architecture).values() for name in names}
     if other := sorted(files.keys() - {part for pair in pairs.values() for part in pair}):
-        raise ConfigError(f"{folder} has {other[0]!r}, which is no LoRA of a layer of the model; merge it by peft")
+        advice = "name the adapter's own base model, or merge it by peft"
+        raise ConfigError(f"{folder} has {other[0]!r}, which is no LoRA of a layer of this base model; {advice}")
 
     def merged(name):
         if files.keys().isdisjoint(pairs[name]):

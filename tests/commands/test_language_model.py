@@ -1,5 +1,6 @@
 """The command for language models: from a tiny model to a trained folder, and errors in one line."""
 
+import dataclasses
 import io
 import json
 import operator
@@ -187,12 +188,14 @@ def test_a_run_that_is_ended_early_leaves_its_model(folder, capsys):
 def test_a_model_is_asked_as_its_run_did(folder, capsys, monkeypatch):
     """By texts here, although the model has a chat template."""
     model, chat = load_model(make_model("run/model")), [{"role": "user", "content": "12"}]
-    language_training.record_template(folder / "run", make_task(model))
-    monkeypatch.setattr("sys.stdin", io.StringIO("12\n\n345\n"))
+    stops = model.complete(["12"], max_completion=3)[0][-1:]
+    language_training.record_template(folder / "run", dataclasses.replace(make_task(model), stop_strings=(stops,)))
+    monkeypatch.setattr("sys.stdin", io.StringIO('12\n\n{"prompt": "345"}\n'))
     for flags in ("-", "12 --json --prompt-kind chat"):
         ask.main(parse_flags(ask.Arguments, f"run {flags} --max-completion 3".split()))
-    first, second = model.complete(["12", "345"], max_completion=3)
-    answer = json.dumps({"prompt": "12", "answers": model.complete([chat], max_completion=3)}, ensure_ascii=False)
+    options = {"max_completion": 3, "stop_strings": [stops]}
+    first, second = model.complete(["12", "345"], **options)
+    answer = json.dumps({"prompt": "12", "answers": model.complete([chat], **options)}, ensure_ascii=False)
     assert capsys.readouterr().out == f"12\n{first}\n345\n{second}\n{answer}\n"
 
 

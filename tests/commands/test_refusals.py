@@ -154,7 +154,7 @@ def test_a_folder_with_a_run_that_cannot_be_resumed(name, flags, tmp_path, capsy
 DIFFERENT = {
     "no --resume": ("", "go on with it (resume=True, --resume)"),
     "environments": ("--resume --num-envs 8", "config.num_envs is 8 here, and 4 in the checkpoints"),
-    "number of seeds": ("--resume --num-seeds 2", "keys is"),
+    "number of seeds": ("--resume --num-seeds 2", "there are 2 keys here, one for each row, and 1 in the checkpoints"),
     "algorithm": ("--resume --algorithm grpo --cut-episodes", "holds the run 'ppo_on_Catch-bsuite'"),
     "a state of another version": ("--resume", "state.params"),
 }

@@ -167,7 +167,7 @@ def test_each_published_layer_gets_its_part_of_our_adapters(tmp_path, model_type
 WRONG_ADAPTERS = [
     ("use_rslora=True is not supported, only False", {"use_rslora": True}, "layers.0", (3, 16)),
     ("o_proj.lora_A.weight is of another model: ", {}, "layers.0", (3, 5)),
-    ("which is no LoRA of a layer of the model", {}, "layers.1", (3, 16)),
+    ("which is no LoRA of a layer of this base model", {}, "layers.1", (3, 16)),
 ]
 
 

@@ -84,15 +84,17 @@ def params_from_warm_start(config: Config, actor: PyTree, keys: jax.Array) -> Py
 
 
 def record_template(out: Path, task: LanguageTask) -> None:
-    """Writes what a chat template was given, so that a run that is resumed reads the same prompts on another day."""
+    """Writes how prompts are read and completions end: to resume on another day, and to ask the model."""
+    fields: dict[str, Any] = {"chats": task.prompts.are_chats, "stop_strings": list(task.stop_strings)}
     if (template := task.model.tokenizer.template) is not None:
-        fields = {"date": template.date, "variables": template.variables, "chats": task.prompts.are_chats}
-        write_json(out / TEMPLATE, fields)
+        fields |= {"date": template.date, "variables": template.variables}
+    write_json(out / TEMPLATE, fields)
 
 
 def recorded_template(run: Path) -> dict[str, Any]:
-    """What the run in a folder has recorded of its chat template; {} without such a run."""
-    return read_fields(run, TEMPLATE, {"date": str, "variables": dict[str, Any], "chats": bool})
+    """What the run in a folder has recorded of its prompts and completions; {} without such a run."""
+    kinds = {"date": str, "variables": dict[str, Any], "chats": bool, "stop_strings": list[str]}
+    return read_fields(run, TEMPLATE, kinds)
 
 
 def model_folders(out: Path, name: str, num_seeds: int) -> list[Path]:
