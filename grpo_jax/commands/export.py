@@ -172,15 +172,15 @@ def described_actions(config: Config) -> dict[str, Any]:
 
 def readme(policy: TrainedPolicy, programs: list[Program]) -> str:
     title = f"# The policy of row {int(policy.row)} of {policy.name}\n\n"
-    arrays = ARRAYS.format(mask=", action_mask=mask" if policy.config.env.action_mask else "")
     if not programs:
-        return title + arrays
+        return title + ARRAYS.format(mask="")
     greedy, sampled = (", ".join(program.arguments) for program in programs)
     observation, has_carry = programs[0].arguments["observation"], "carry" in programs[0].arguments
     shape = jax.tree.map(lambda leaf: f"{leaf.dtype} [{', '.join(map(str, leaf.shape))}]", observation)
     begin, returns = (BEGIN, "actions, carry") if has_carry else ("", "actions")
+    mask = ", action_mask=mask" if "action_mask" in programs[0].arguments else ""
     values = {"shape": shape, "begin": begin, "returns": returns, "greedy": greedy, "sampled": sampled}
-    return title + USE.format(**values, jax=jax.__version__, platforms=", ".join(PLATFORMS)) + arrays
+    return title + (USE + ARRAYS).format(**values, mask=mask, jax=jax.__version__, platforms=", ".join(PLATFORMS))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from grpo_jax.environments.spaces import Discrete
 from grpo_jax.errors import ConfigError
 from grpo_jax.types import PyTree
 
@@ -80,8 +79,7 @@ def _values(env: Any, defaults: Any, path: tuple, name: str) -> tuple[int, int]:
         for entry in path:
             key = next(getattr(entry, name) for name in ("key", "idx", "name") if hasattr(entry, name))
             space = getattr(space, "spaces", space)[key]
-        num = space.num_actions if isinstance(space, Discrete) else space.n
-        return int(num), int(getattr(space, "start", 0))
+        return int(space.num_actions if hasattr(space, "num_actions") else space.n), int(getattr(space, "start", 0))
     except (AttributeError, IndexError, KeyError, NotImplementedError, TypeError) as error:
         raise ConfigError(
             f"{name!r} observes an integer of unknown range{jax.tree_util.keystr(path)}; give it an "

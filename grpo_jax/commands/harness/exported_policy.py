@@ -30,10 +30,8 @@ def act(observation, rng=None, *, action_mask=None):
     """
     manifest, arrays = files()
     actions, first = manifest["actions"], np.array(manifest["actions"]["first"], manifest["actions"]["dtype"])
-    if action_mask is None and manifest["has_action_masks"]:
-        raise ValueError("some actions are illegal in this environment: write act(observation, action_mask=mask)")
-    if action_mask is not None and not np.any(action_mask, axis=-1).all():
-        raise ValueError("action_mask has no legal action; True is a legal one")
+    if manifest["has_action_masks"] and (action_mask is None or not np.any(action_mask, axis=-1).all()):
+        raise ValueError("write act(observation, action_mask=mask), where True is a legal action, and at least one is")
     x, is_single = features(observation)
     outputs = network(x)
     if "middle" in actions:  # real numbers
@@ -58,9 +56,8 @@ def features(observation):
         x, shape = observation, tuple(leaf["shape"])
         for key in leaf["keys"]:
             x = getattr(x, key) if hasattr(x, "_fields") else x[key if isinstance(x, dict) else int(key)]
-        x = np.asarray(x)
-        is_single = x.shape == shape
-        x = x[None] if is_single else x
+        is_single = np.shape(x) == shape
+        x = np.asarray([x] if is_single else x)
         if x.shape[1:] != shape:
             raise ValueError(f"the observation {path} has the shape {shape}, or one axis more, not {x.shape}")
         if leaf["num_values"]:  # an integer, which becomes one-hot
