@@ -7,11 +7,9 @@ import jax.numpy as jnp
 
 from grpo_jax.config import Config
 
-FEWEST_COMPUTED = 4096
-"""Orders of fewer sequences are sorted. Those of more are computed for each index, which is several times faster."""
-
-SMALLEST_FACTOR = 32
-"""Orders of a number with a smaller factor are sorted: with few rows they would be little more than shifts."""
+SMALLEST_FACTOR = 64
+"""Orders of a number without two factors of at least this are sorted. Others, of 4096 or more, are computed for each
+index, which is several times faster; with few rows they would be little more than shifts."""
 
 NUM_ROUNDS = 4
 
@@ -63,15 +61,15 @@ def computed_order(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
     Args:
       key: of the orders.
-      shape: of the result; n is at least `FEWEST_COMPUTED` and has two factors from `SMALLEST_FACTOR` to 2^16.
+      shape: of the result; n has two factors from `SMALLEST_FACTOR` to 2^16.
     """
     rows, columns = _factors(shape[-1])
     keys = jax.random.bits(key, (*shape[:-1], 1, 2 * NUM_ROUNDS), jnp.uint32)
     index = jax.lax.broadcasted_iota(jnp.uint32, shape, len(shape) - 1)
     x, y = index // columns, index % columns
     for i in range(NUM_ROUNDS):
-        x = _shifted(x, _hash(y, keys[..., 2 * i], rows), rows)
-        y = _shifted(y, _hash(x, keys[..., 2 * i + 1], columns), columns)
+        x = (x + _hash(y, keys[..., 2 * i], rows)) % rows
+        y = (y + _hash(x, keys[..., 2 * i + 1], columns)) % columns
     return (x * columns + y).astype(jnp.int32)
 
 
@@ -87,8 +85,7 @@ def first_where(valid: jax.Array, order: jax.Array) -> jax.Array:
 def _factors(n: int) -> tuple[int, int] | None:
     """The two factors of n nearest to each other; None where the order is to be sorted."""
     rows = next(a for a in range(math.isqrt(n), 0, -1) if n % a == 0)
-    is_computed = n >= FEWEST_COMPUTED and rows >= SMALLEST_FACTOR and n // rows <= 2**16
-    return (rows, n // rows) if is_computed else None
+    return (rows, n // rows) if rows >= SMALLEST_FACTOR and n // rows <= 2**16 else None
 
 
 def _hash(x: jax.Array, key: jax.Array, size: int) -> jax.Array:
@@ -97,8 +94,3 @@ def _hash(x: jax.Array, key: jax.Array, size: int) -> jax.Array:
     bits = (bits ^ (bits >> 15)) * jnp.uint32(0x85EBCA6B)
     bits = (bits ^ (bits >> 13)) * jnp.uint32(0xC2B2AE35)
     return ((bits >> 16) * jnp.uint32(size)) >> 16
-
-
-def _shifted(x: jax.Array, by: jax.Array, size: int) -> jax.Array:
-    """`(x + by) mod size`, of two numbers below `size`."""
-    return jnp.where(x + by >= size, x + by - size, x + by)
