@@ -192,8 +192,7 @@ class Gymnasium(HostEnvironment):
         # gymnasium's own wrapper for the time limit would truncate before a longer max_steps_in_episode.
         make = functools.partial(gymnasium.make, name, max_episode_steps=-1, disable_env_checker=True)
         try:
-            if module:  # which registers it
-                importlib.import_module(module)
+            importlib.import_module(module or "gymnasium")  # which registers it
             super().__init__(make, name=f"gymnasium:{name}", max_steps=gymnasium.spec(own).max_episode_steps)
         except (gymnasium.error.Error, ImportError) as error:
             raise ConfigError(f"gymnasium cannot make {name!r}: {error}") from error

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.dtypes import canonicalize_dtype
 
 from grpo_jax.environments.casting import as_values, exact_leaves
 from grpo_jax.errors import ConfigError
@@ -48,9 +49,7 @@ class Episodes:
     def __init__(self, make: Callable, instances: Sequence, spaces: PyTree, decode: Callable, max_kept: int, mask: Any):
         self._make, self._decode, self._max_kept, self._mask = make, decode, max_kept, mask
         self._spaces = jax.tree.leaves(spaces)
-        self.given = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(x.dtype)), spaces
-        )
+        self.given = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, canonicalize_dtype(x.dtype)), spaces)
         self._moments: OrderedDict[tuple[bytes, bytes], Moment] = OrderedDict()  # by digest and action before it
         self._standing: OrderedDict[bytes, Any] = OrderedDict()  # instances by the digest of their state
         self._lock = threading.Lock()  # the programs of several devices call at once
