@@ -280,8 +280,3 @@ def _is_fixed(config: Config) -> bool:
         return False
     paths = [value for value in vars(config).values() if isinstance(value, str) and ":" in value]
     return all(path.partition(":")[0] in SUITES for path in paths)
-
-
-def forget_programs() -> None:
-    """Frees all that `kept_with` keeps."""
-    _kept.cache_clear()

@@ -10,8 +10,7 @@ import pytest
 from compilation import CHEAP_XLA_FLAGS, USERS, soon_orthogonal
 
 from experiments.compiled_programs import choose_backend
-from grpo_jax import Config, Hyperparams, TrainState, make_init, make_train_step
-from grpo_jax.config import forget_programs
+from grpo_jax import Config, Hyperparams, TrainState, config, make_init, make_train_step
 from grpo_jax.policies import MLP, dense
 
 ORTHOGONAL = dense.orthogonal
@@ -88,7 +87,7 @@ def small(request):
 @pytest.fixture(scope="module", autouse=True)
 def own_programs():
     """Equal configs of a file share what is traced and compiled for them, as in a process; not those of other files."""
-    forget_programs()
+    config._kept.cache_clear()
 
 
 @pytest.fixture(autouse=True)

@@ -8,10 +8,8 @@ from grpo_jax.runs.result import RunResult
 
 PAGE = "`grpo-jax docs flat_reward` says more."
 """The end of each warning of what is not learnt."""
-MOST_SKIPPED = 0.01
-"""The largest part of the updates that may be skipped."""
-MOST_LEFT = 0.05
-"""The largest part of a budget that may be left."""
+MOST_SKIPPED, MOST_LEFT = 0.01, 0.05
+"""The largest parts of the updates that may be skipped, and of a budget that may be left."""
 
 MESSAGES = {
     "skipped": "{skipped:.0f} of {updates} updates were skipped, as their loss or gradient was not finite. Look for "

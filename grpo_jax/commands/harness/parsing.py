@@ -43,27 +43,9 @@ def invocation(command: str | None = None) -> str:
     return f"grpo-jax {command or module.rpartition('.')[2]}".replace("_", "-").rstrip()
 
 
-def parse_flags(
-    arguments: type[T],
-    flags: Sequence[str] | None = None,
-    *,
-    default: T | None = None,
-    registry: ConstructorRegistry | None = None,
-    complete: Callable[[dict[str, Any]], None] = lambda values: None,
-    note: str = "",
-) -> T:
-    """The dataclass of flags, by default those of the command line; fields of dataclasses in it are flags as well.
-
-    `complete` may change its values before dataclasses are made of them; `note` is for the help. A flag that is unknown
-    or whose value has another type ends the process with tyro's message; a value beyond the limits of its type raises
-    ConfigError.
-    """
-    return _parse(arguments, flags, default, registry, complete, note)[0]
-
-
-def parse_known_flags(arguments: type[T], flags: Sequence[str] | None = None) -> tuple[T, list[str]]:
-    """As `parse_flags`, and the flags that are unknown."""
-    return _parse(arguments, flags, allow_unknown=True)
+def parse_flags(arguments: type[T], flags: Sequence[str] | None = None, **options: Any) -> T:
+    """As `parse_known_flags`; a flag that is unknown ends the process with tyro's message."""
+    return parse_known_flags(arguments, flags, allow_unknown=False, **options)[0]
 
 
 def peek(arguments: type[T], flags: Sequence[str] | None = None) -> T:
@@ -71,7 +53,22 @@ def peek(arguments: type[T], flags: Sequence[str] | None = None) -> T:
     return tyro.cli(arguments, args=flags, return_unknown_args=True, add_help=False)[0]
 
 
-def _parse(arguments, flags, default=None, registry=None, complete=lambda values: None, note="", allow_unknown=False):
+def parse_known_flags(
+    arguments: type[T],
+    flags: Sequence[str] | None = None,
+    *,
+    default: T | None = None,
+    registry: ConstructorRegistry | None = None,
+    complete: Callable[[dict[str, Any]], None] = lambda values: None,
+    note: str = "",
+    allow_unknown: bool = True,
+) -> tuple[T, list[str]]:
+    """The dataclass of flags, by default those of the command line, and the unknown flags.
+
+    Fields of dataclasses in it are flags as well. `complete` may change its values before dataclasses are made of them;
+    `note` is for the help. A value of another type ends the process with tyro's message; one beyond the limits of its
+    type raises ConfigError.
+    """
     flags = sys.argv[1:] if flags is None else list(flags)
     names, words = flag_names(arguments, default), getattr(arguments, "WORDS", Words())
     shown, description = None, "\n\n".join(filter(None, [inspect.cleandoc(arguments.__doc__ or ""), note]))
