@@ -20,7 +20,7 @@ COMMANDS = {
     "grpo-jax train --environment CartPole-v1 --algorithm ppo --num-seeds 2 --total-steps 20000 --out runs/ppo": (
         "Results in runs/ppo"
     ),
-    "grpo-jax plot runs/ppo --out runs/plot": "Results in runs/plot",
+    "grpo-jax plot runs/ppo --out runs/plot": "Curves in runs/plot",
     "grpo-jax evaluate runs/ppo --num-episodes 20": "20 sampled episodes of each of 2 seeds",
     "grpo-jax play runs/ppo --out cartpole.gif": "Drawn in cartpole.gif",
     "grpo-jax export runs/ppo --out exported": "exported/act.jax_export",
