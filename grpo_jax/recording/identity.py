@@ -91,7 +91,7 @@ def check_same(saved: Any, now: Any, name: str = "") -> None:
             check_same(saved.get(field), now.get(field), f"{name}.{field}".lstrip("."))
     elif saved != now and not (name in _BUDGETS and _is_raised(saved, now)):
         what = f"{name} is {now!r:.200} here, and {saved!r:.200} in the checkpoints"
-        if name == "keys" and len(saved) != len(now):
+        if name == "keys" and saved and now and len(saved) != len(now):
             what = f"there are {len(now)} keys here, one for each row, and {len(saved)} in the checkpoints"
         if name.endswith(f".{SOURCE}"):
             what = f"{name.removesuffix(f'.{SOURCE}')} has another source here than in the checkpoints (its hash)"

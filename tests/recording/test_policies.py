@@ -113,7 +113,7 @@ def test_another_run_starts_from_them(saved):
     keys = jax.random.split(jax.random.key(3), 2)
     states = jax.jit(start)(keys, normalizer=policies.normalizer)
     assert bits((states.params, states.normalizer)) == bits((policies.params, policies.normalizer))
-    with pytest.raises(ConfigError, match=r"Dense_.* is .* in .*final.npz, but .* the config has other networks"):
+    with pytest.raises(ConfigError, match=r"Dense_.* is .* in .*final.npz, but .* the config has another environment"):
         grpo_jax.load(saved[0], config=dataclasses.replace(CATCH, network=MLP((5,))))
     with pytest.raises(ConfigError, match=r"normalizer has statistics of observations None, but they are .* in this"):
         jax.eval_shape(start, keys, normalizer=Normalizer(None, None))
