@@ -13,11 +13,12 @@ REPOSITORY = PACKAGE.parent
 ORDER = (
     *("commands", "language", "sweeps", "recording", "rendering", "runs", "training", "evaluation", "rollouts"),
     *("updates", "config"),
-    *("config_checks", "algorithms", "baselines", "policies", "objectives", "environments", "devices"),
-    *("groups", "host_calls", "observations", "precision", "types"),
+    *("config_checks", "algorithms", "baselines", "policies", "kernels", "objectives", "environments"),
+    *("devices", "groups", "host_calls", "observations", "precision", "types"),
     *("hyperparams", "importing", "errors"),
 )
-STRANGERS = ({"objectives", "environments", "devices"}, {"rollouts", "updates"})  # which do not know each other
+# Which do not know each other.
+STRANGERS = ({"kernels", "objectives", "environments", "devices"}, {"rollouts", "updates"})
 HOST = {"commands", "sweeps", "recording", "language", "rendering", "runs"}
 # Where other packages keep their environments, and how errors of rewards and simulators are told.
 AT_THE_DOOR = {
