@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import experiments
-from experiments import pretrained, pretrained_speed, published_cartpole
+from experiments import published_cartpole
 from experiments.harness import pretrained_tasks
 from experiments.harness.countdown import countdown
 from experiments.harness.hidden import HiddenCartPole
@@ -120,17 +120,6 @@ def test_held_out_prompts_are_new():
 def question(row):
     """The last message or line of a prompt."""
     return row["messages"][-1]["content"] if "messages" in row else row["prompt"].splitlines()[-1]
-
-
-@pytest.mark.slow
-def test_a_model_folder_is_timed(tmp_path):
-    pretrained.main(pretrained.Arguments(num_iterations=1, num_seeds=1, smoke=True, out=tmp_path))
-    sizes = {"num_completions": (4,), "num_tokens": (2,), "dtypes": ("float32",), "group_size": 2, "prompt_length": 3}
-    few = {"transformers": False, "repeats": 1, "seconds": 0.0, "out": tmp_path / "speed.json"}
-    pretrained_speed.main(pretrained_speed.Arguments(model=tmp_path / "tiny", **sizes, **few))
-    rows = json.loads((tmp_path / "speed.json").read_text())["speed"]
-    assert [row["implementation"] for row in rows] == ["rollout", "train step"]
-    assert all(row["num_tokens"] == 2 and row["steps_per_second"] > 0 for row in rows)
 
 
 def test_countdown_takes_every_right_expression():
