@@ -21,11 +21,11 @@ CART_POLE = "CartPole-v1"
 SORT = tokens.make_task("sort-3")._replace(rewards=(tokens.ACCURACY, tokens.FORMAT, tokens.PROGRESS))
 SORT_SETTINGS = {"num_envs": 512, "group_size": 8, "num_epochs": 1, "num_minibatches": 4, "learning_rate": 2e-3}
 ON_SORT = ("experiments.family:SORT", SORT_SETTINGS | {"network": Transformer(width=32)})
-OTHER_TASKS = {"grpo_process": ON_SORT, "gdpo": ON_SORT, "vine_ppo": ("Catch-bsuite", {})}
+OTHER_TASKS = {"grpo_process": ON_SORT, "gdpo": ON_SORT}
 """The task and its settings of an algorithm that cannot train on CartPole; `grpo` is trained there too.
 
 `grpo_process` normalises the rewards of steps over a group, and CartPole pays 1 at every step; `gdpo` compares parts of
-a reward; branches of `vine_ppo` from every state of episodes of 500 steps exceed the budget.
+a reward.
 """
 
 WHY_NOT = {"pass_at_k": "learns slowly: only the best member of each group has a positive advantage"}

@@ -72,7 +72,7 @@ def make_plan(
     environment = f"tokens:{arguments.task}"
     static, traced = split_fields(environment, tuned_settings(environment, algorithm) | changes)
     found = by_name(algorithm)._replace(start=FRESH, **dict(slots))
-    has_values = found.critic is not None or found.baseline is not None or found.num_branches
+    has_values = found.critic is not None or found.baseline is not None
     if objectives.kl_to_behaviour in found.penalties or has_values:  # not DAPO's and others by design without KL
         found = with_reference(found)
     config = Config(environment=task or environment, algorithm=found, **static)
@@ -115,7 +115,6 @@ def make_plans(arguments: Arguments) -> list[RunSpec]:
             plan("RLOO", "rloo"),
             plan("mean of all", "reinforce_plus_plus", group_size=1),
             plan("PPO", "ppo"),
-            plan("Monte Carlo", "vine_ppo"),
         ]
     if arguments.compare == "variety":
         bonuses = {"entropy bonus 0.01": {"entropy_coef": 0.01}, "KL coefficient 0.1": {"kl_coef": 0.1}}

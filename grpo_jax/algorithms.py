@@ -52,7 +52,6 @@ class Algorithm(NamedTuple):
         tuple[Callable, ...], '(trajectory, batch, hyperparams) -> {"mine/name": scalar}, in a tuple'
     ] = ()
     hyperparams: type[Hyperparams] = Hyperparams  # the class with the numbers that the slots read
-    num_branches: int = 0  # rollouts from every state, whose mean return is its value; 0: none
     greedy_member: bool = False  # the first member of each group acts greedily; no gradient comes from it
     whole_sequences: bool = False  # minibatches of whole rollouts (S = T) instead of single steps (S = 1)
     live_groups_only: bool = False  # leave out groups whose advantages are all 0, so that no penalty acts on them
@@ -203,8 +202,6 @@ KERNEL_GAE = _GROUP_GAE._replace(baseline=baselines.kernel_baseline(), hyperpara
 SAME_STEP_GAE = _GROUP_GAE._replace(baseline=baselines.same_step_baseline)
 # As of SAME_STEP_GAE; the critic bootstraps where the window ends, and nowhere else.
 SAME_STEP_CRITIC = SAME_STEP_GAE._replace(critic=with_hyperparams(objectives.value_loss))
-# The paper has 9 branches, from every step of reasoning. GAE's lambda may then be 0.
-VINE_PPO = _GROUP_GAE._replace(start=FRESH, num_branches=4)
 # Visits of all rollouts count, in the paper those of the group.
 STATE_HASH = SAME_STEP_GAE._replace(
     advantage=objectives.return_minus_value_advantage, baseline=baselines.state_hash_baseline
@@ -249,7 +246,6 @@ _TABLE = {
     "kernel_gae": (KERNEL_GAE, "2604.28005", "GAE without a critic: values from similar states of other environments"),
     "same_step_gae": (SAME_STEP_GAE, "2402.14740", "GAE on the group's mean return at the same step"),
     "same_step_critic": (SAME_STEP_CRITIC, "2402.14740", "As same_step_gae, with a critic where the window ends"),
-    "vine_ppo": (VINE_PPO, "2410.01679", "Values from rollouts that branch off every state"),
     "state_hash": (STATE_HASH, "2505.10978", "The return minus the mean over visits of the same state"),
 }
 """By name: the algorithm, its paper on arxiv.org, and what sets it apart."""

@@ -161,14 +161,9 @@ class Config(KnownFields):
         return self.num_groups * self.algorithm.start.trunk_steps
 
     @property
-    def branch_steps(self) -> int:
-        """The most environment steps of an iteration in branches that value states; no gradient comes from them."""
-        return self.algorithm.num_branches * self.num_envs * (self.num_steps * (self.num_steps + 1) // 2)
-
-    @property
     def steps_per_iteration(self) -> int:
         """The most environment steps one iteration can make; one-episode groups often make fewer."""
-        return self.num_envs * self.num_steps + self.trunk_steps + self.branch_steps
+        return self.num_envs * self.num_steps + self.trunk_steps
 
     @property
     def keeps_sequences(self) -> bool:

@@ -68,7 +68,7 @@ def check_config(config: Any) -> None:
     """Raises ConfigError for fields that contradict each other, after those that were left out have their values."""
     check_function("action_distribution", config.action_distribution)
     resolve_plan(config.execution_plan)
-    rules = _environment, _sizes, _transformer, _minibatches, _groups, _algorithm, _branches
+    rules = _environment, _sizes, _transformer, _minibatches, _groups, _algorithm
     for is_broken, message in itertools.chain.from_iterable(rule(config) for rule in rules):
         if is_broken:
             raise ConfigError(message)
@@ -91,10 +91,9 @@ def _environment(config: Any) -> Rules:
 
 def _sizes(config: Any) -> Rules:
     """The sizes of an iteration and of its groups."""
-    branches = f", {config.branch_steps} of them in branches that value states" if config.branch_steps else ""
     yield (
         config.steps_per_iteration > MAX_STEPS,
-        f"one iteration may make {config.steps_per_iteration} environment steps{branches}, more than can be counted, "
+        f"one iteration may make {config.steps_per_iteration} environment steps, more than can be counted, "
         f"{MAX_STEPS} (2^30); use fewer num_envs or num_steps, or shorter episodes",
     )
     above = -(-config.num_envs // config.group_size) * config.group_size
@@ -243,24 +242,4 @@ def _algorithm(config: Any) -> Rules:
             getattr(algorithm, switch) and size < 2,
             f"{switch}=True compares members of groups, but group_size={size} leaves no others; use group_size=2 or "
             "more",
-        )
-
-
-def _branches(config: Any) -> Rules:
-    """Branches can be played to the end of their episodes, and nothing else values the same states."""
-    algorithm, number = config.algorithm, config.algorithm.num_branches
-    if not number:
-        return
-    as_count("num_branches", number)
-    yield (
-        not algorithm.start.from_reset or config.num_steps < config.env.max_steps,
-        f"num_branches={number} plays on from every state to the end of its episode, so a rollout must be one whole "
-        "episode; use start=FRESH without cut_episodes, or num_branches=0",
-    )
-    others = {name: getattr(algorithm, name) for name in ("critic", "baseline", "reward")}
-    for name, value in {**others, "normalize_rewards": config.normalize_rewards or None}.items():
-        yield (
-            value is not None,
-            f"num_branches={number} values states by the rewards of branches, but {name} gives other values or "
-            "rewards; leave out one of the two",
         )

@@ -84,8 +84,6 @@ class Trajectory(NamedTuple):
         episode, in order, then the one after the rollout, with the policy's carry and the critic's value there.
       greedy, forced: `[T, B]` bool: the action is the most probable one; the environment itself took it.
       diverged: `[T, B]` bool: the step led to NaN or inf.
-      state: before each step, each leaf `[T, B, ...]`; None without `keep_states`.
-      branch_steps: `[T, B]` int32: steps of the branches that valued this state.
       extras: each `[T, B, ...]`, the entries of `info` that `Config.extras` names.
     """
 
@@ -111,8 +109,6 @@ class Trajectory(NamedTuple):
     greedy: jax.Array | None = None
     forced: jax.Array | None = None
     diverged: jax.Array | None = None
-    state: RolloutState | None = None
-    branch_steps: jax.Array | None = None
     extras: dict[str, jax.Array] | None = None
 
     @property

@@ -74,7 +74,7 @@ def make_algorithm(arguments: Arguments) -> Algorithm:
     found = by_name(arguments.algorithm)._replace(start=FRESH)
     if not arguments.hyperparams.kl_coef:
         return found._replace(penalties=tuple(each for each in found.penalties if each is not kl_to_behaviour))
-    has_values = found.critic is not None or found.baseline is not None or found.num_branches
+    has_values = found.critic is not None or found.baseline is not None
     return with_reference(found) if kl_to_behaviour in found.penalties or has_values else found
 
 

@@ -1,17 +1,14 @@
 """The experience of one iteration: windows of a rollout, one after the other, each with new groups."""
 
-import math
-
 import jax
 import jax.numpy as jnp
 
 from grpo_jax.config import Config
 from grpo_jax.devices.mesh import along_envs
-from grpo_jax.groups import copy_to_members, first_members
-from grpo_jax.objectives.returns import discounted_returns
+from grpo_jax.groups import first_members
 from grpo_jax.objectives.slots import episode_scores
 from grpo_jax.rollouts.rollout import Simulator
-from grpo_jax.types import PyTree, RolloutState, Trajectory
+from grpo_jax.types import RolloutState, Trajectory
 
 
 def collect(
@@ -20,7 +17,6 @@ def collect(
     state: RolloutState,
     key_start: jax.Array,
     key_rollout: jax.Array,
-    reward_clip: jax.Array | float = math.inf,
 ) -> tuple[RolloutState, Trajectory]:
     """Plays windows of `window_steps`, each of which starts its groups anew, until `num_steps` are made.
 
@@ -29,20 +25,13 @@ def collect(
       simulator: the policy in its environment.
       state: the state kept from the last rollout.
       key_start, key_rollout: of the starts of groups, and of the steps.
-      reward_clip: largest magnitude of a reward in the values that branches give; no other reward is clipped here.
 
     Returns:
       The state to keep for the next rollout, and the windows side by side, as if they were environments: `[T, B]`
       with `T = window_steps` and `B = num_windows * num_envs`.
     """
     algorithm, start = config.algorithm, config.algorithm.start
-    num_branches = algorithm.num_branches
-    if num_branches:
-        key_rollout, key_branches = jax.random.split(key_rollout)
-    window_simulator = simulator._replace(
-        keep_final=algorithm.baseline is not None,
-        keep_states=num_branches > 0,
-    )
+    window_simulator = simulator._replace(keep_final=algorithm.baseline is not None)
 
     def window(state, keys):
         key_start, key_rollout = keys
@@ -55,12 +44,6 @@ def collect(
             from_reset=start.from_reset,
             greedy=algorithm.greedy_member and first_members(config.num_envs, config.group_size),
         )
-        if num_branches:
-            trajectory = with_monte_carlo_values(
-                *(simulator, first.environment_params, trajectory, key_branches),
-                num_branches=num_branches,
-                reward_clip=reward_clip,
-            )
         return start.keep(first, last), along_envs(trajectory, axis=1)
 
     if config.num_windows == 1:
@@ -94,50 +77,3 @@ def kept_groups(config: Config, trajectory: Trajectory) -> Trajectory:
     _, kept = jax.lax.top_k(jnp.where(jnp.isfinite(spread), spread, -1.0), config.num_kept_groups)
     members = (kept[:, None] * config.group_size + jnp.arange(config.group_size)[None]).reshape(-1)
     return jax.tree.map(lambda leaf: leaf[:, members], trajectory)
-
-
-# --- branches --------------------------------------------------------------------------------------------------------
-
-
-def with_monte_carlo_values(
-    simulator: Simulator,
-    environment_params: PyTree,
-    trajectory: Trajectory,
-    key: jax.Array,
-    *,
-    num_branches: int,
-    reward_clip: jax.Array | float = math.inf,
-) -> Trajectory:
-    """The trajectory with values from branches, rollouts that start at its states and serve only to value them.
-
-        V(s) = mean over branches of sum_t discount^t clip(r_t, -reward_clip, reward_clip)
-
-    Unbiased, as episodes are whole (VinePPO, https://arxiv.org/abs/2410.01679). The cost is up to `num_branches * T`
-    environment steps for each state. A loop over the steps plays the branches of all environments at once. After the
-    end of an episode values are 0, also where a limit cut it, since branches end there too.
-
-    Args:
-      simulator: the policy, the environment and the discount.
-      environment_params: each leaf `[B, ...]`.
-      trajectory: `[T, B]`, with the states before each step, which are left out of the result.
-      key: of all randomness.
-      num_branches: number of rollouts from each state.
-      reward_clip: largest magnitude of a reward.
-    """
-    num_steps = trajectory.reward.shape[0]
-
-    def of_step(xs):
-        state, valid, key = xs
-        branches = copy_to_members(state._replace(environment_params=environment_params), num_branches)
-        _, played = simulator.unroll(branches, key, num_steps=num_steps, auto_reset=False)
-        rewards = jnp.clip(played.reward, -reward_clip, reward_clip)
-        returns = discounted_returns(rewards, played.ended, discount=simulator.discount)[0]
-        lengths = jnp.sum(played.valid, axis=0, dtype=jnp.int32)
-        value = jnp.mean(returns.reshape(-1, num_branches), axis=1)
-        steps = jnp.sum(lengths.reshape(-1, num_branches), axis=1)
-        return jnp.where(valid, value, 0), jnp.where(valid, steps, 0)
-
-    keys = jax.random.split(key, num_steps)
-    value, branch_steps = jax.lax.map(of_step, (trajectory.state, trajectory.valid, keys))
-    next_value = jnp.concatenate([value[1:], jnp.zeros_like(value[:1])])
-    return trajectory._replace(state=None, value=value, next_value=next_value, branch_steps=branch_steps)

@@ -47,7 +47,6 @@ class Simulator(NamedTuple):
     plan: str | ExecutionPlan = "auto"  # how the rollout is laid out: see `ExecutionPlan`
     starts_per_rollout: int | None = None  # start states drawn for each environment; None: one for every episode
     keep_final: bool = False  # trajectories keep the final observations, for a baseline to value
-    keep_states: bool = False  # trajectories keep the state before each step, without the environments' parameters
 
     def reset(self, environment_params: PyTree, key: jax.Array, num_envs: int, *, group_size: int = 1) -> RolloutState:
         """New episodes: one reset for each group, copied to its members, which therefore start bitwise equal.
@@ -122,8 +121,7 @@ class Simulator(NamedTuple):
 
         # The loop over steps, with random numbers for a block at a time.
         draw = functools.partial(self._random_numbers, num_envs=num_envs)
-        # The states that `keep_states` stacks must have one shape.
-        has_stages = from_reset and not auto_reset and self.policy.resize is not None and not self.keep_states
+        has_stages = from_reset and not auto_reset and self.policy.resize is not None
         stops = not auto_reset and 0 < plan.steps_per_check < num_steps
         carry, trajectory = scan_in_blocks(
             *(step, carry, key_steps, num_steps, draw, plan),
@@ -207,8 +205,6 @@ class Simulator(NamedTuple):
             record = record._replace(next_value=next_value)
         if self._num_passes:
             record = record._replace(log_prob=None, value=None)
-        if self.keep_states:
-            record = record._replace(state=state)
         if take_start:
             ahead, start = take_start(ahead, ended, carry.num_done)
             policy_carry = self.policy.initial_carry(self.params, state.num_envs)

@@ -55,8 +55,6 @@ ENVIRONMENT_SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
         | {"kl_coef": 0.001, "discount": 1.0, "gae_lambda": 1.0},
         "ppo": {"group_size": 1, "entropy_coef": 0.0},
         "gspo": {"clip_low": 3e-2, "clip_high": 4e-2},
-        # A completion costs the tokens of its branches too, so iterations are smaller.
-        "vine_ppo": {"num_envs": 64, "group_size": 1, "gae_lambda": 0.0, "learning_rate": 2e-4},
         **IN_GROUPS,
     },
     "brax:": BRAX,

@@ -49,8 +49,6 @@ def rollout_metrics(config: Config, trajectory: Trajectory, batch: Batch) -> Met
                 metrics[f"reward/{name}_{word}"] = jnp.where(is_known, mean(parts[:, i], where=counted), missing())
     if trajectory.diverged is not None:
         metrics["environment/invalid_resets"] = jnp.sum(trajectory.diverged).astype(jnp.float32)
-    if trajectory.branch_steps is not None:
-        metrics["environment/steps"] += jnp.sum(trajectory.branch_steps, dtype=jnp.int32)
     if config.group_size > 1:
         scores = episode_scores(trajectory, config.group_size)
         metrics["group/zero_variance_fraction"] = jnp.mean(jnp.all(scores == scores[:, :1], axis=1))

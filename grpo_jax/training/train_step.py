@@ -35,7 +35,7 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
 
         # Play: the policy in its environments, from where the groups start.
         simulator = _simulator(config, policy, state)
-        rollout, trajectory = collect(config, simulator, state.rollout, key_start, key_rollout, hyperparams.reward_clip)
+        rollout, trajectory = collect(config, simulator, state.rollout, key_start, key_rollout)
         # Only the next iteration sees these statistics: the update must see observations as they were acted upon.
         normalizer = merge_rollout(state.normalizer, trajectory)
 

@@ -61,7 +61,6 @@ SLOW = {
     "forked-mlp-discrete": (GRPO._replace(start=forked(2)), "mlp", "discrete"),
     "kernel_gae-mlp-continuous": ("kernel_gae", "mlp", "continuous"),
     "same_step_critic-gru-discrete": ("same_step_critic", "gru", "discrete"),
-    "vine_ppo-transformer-tokens": ("vine_ppo", "transformer", "tokens"),
 }
 GROUP_SIZE = 4
 ORDER = np.array([6, 4, 5, 7, 2, 1, 3, 0])  # of environments: both groups change places, and their members too

@@ -30,7 +30,7 @@ FIELDS = {
     "gru": {"algorithm": "ppo", "num_envs": 4, "num_steps": 6}
     | {"network": MLP((8, 8), recurrent="gru", recurrent_size=4)},
     "tokens": SORT | {"network": Transformer(width=16, num_layers=1, num_heads=2)},
-    "vine": SORT | {"algorithm": "vine_ppo", "network": Transformer(width=8, num_layers=1, num_heads=2, lora_rank=2)},
+    "adapters": SORT | {"network": Transformer(width=8, num_layers=1, num_heads=2, lora_rank=2)},
     "forked": {"environment": Probe(), "env_params": {"max_steps_in_episode": 6, "bonus": 1.0}}
     | {"algorithm": GRPO._replace(start=forked(9)), "group_size": 4, "num_steps": 4, "starts_per_rollout": 1}
     | {"network": MLP((8, 8), recurrent="mingru", recurrent_size=4)},

@@ -23,7 +23,6 @@ CASES = {
     "kernel": ONE | {"algorithm": "kernel_gae", "group_size": 2},
     "no live group": GROUPS | {"algorithm": "dapo"},  # no group's returns differ, so no sample is valid
     "no valid episode": GROUPS | {"algorithm": GRPO._replace(filter_overlong=True), "num_kept_groups": 1},
-    "vine": GROUPS | {"algorithm": "vine_ppo"},
     "chunked tokens": TOKENS | {"algorithm": with_reference(GRPO), "logits_chunk": 8},
     "truncated tokens": TOKENS | {"algorithm": "grpo", "truncate_sampling": True},
 }
