@@ -1,4 +1,4 @@
-"""Supervised learning from demonstrations: prompts with the text of their completions."""
+"""Supervised learning from demonstrations: texts with the text of their completions."""
 
 from typing import Any
 
@@ -10,10 +10,8 @@ from grpo_jax.config import Config
 from grpo_jax.environments import group_parameters
 from grpo_jax.environments.tokens import PAD
 from grpo_jax.errors import ConfigError
-from grpo_jax.language.chat import joined
 from grpo_jax.language.prompts import Prompts
 from grpo_jax.language.task import LanguageTask
-from grpo_jax.language.tokenizer import Prompt, Tokenizer
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.runs.imitation import NUM_ANSWERS, WarmStart, completion_loss, imitate
 from grpo_jax.types import PyTree
@@ -62,33 +60,18 @@ def learn_demonstrations(
 def demonstration_tokens(task: LanguageTask, demonstrations: Prompts) -> tuple[np.ndarray, np.ndarray]:
     """The tokens of demonstrations: int32 prompts `[N, P]`, padded on the left, and completions `[N, L]`, on the right.
 
-    The completion of a chat is all that its template writes after the prompt, up to the end token of the turn. That of
-    a text ends with the first end token of the model.
+    A completion ends with the first end token of the model.
     """
-    contents, fields, sources = demonstrations
-    texts = fields.get("completion", [None] * len(contents))
+    sources, tokenizer = demonstrations.sources, task.model.tokenizer
+    texts = demonstrations.fields.get("completion", [None] * len(sources))
     for text, source in zip(texts, sources, strict=True):
         if not isinstance(text, str):
             raise ConfigError(f"{source}: the completion is {text!r:.200}; write a text, in a field `completion`")
-    rows = [_completion(task.model.tokenizer, *pair) for pair in zip(contents, texts, strict=True)]
+    encoded = (tokenizer.backend.encode(text, add_special_tokens=False).ids for text in texts)
+    rows = [[*tokens, tokenizer.end_tokens[0]] for tokens in encoded]
     longest = max(range(len(rows)), key=lambda index: len(rows[index]))
     if len(rows[longest]) > task.max_completion:
         count = f"{sources[longest]}: the completion has {len(rows[longest])} tokens with its end"
         raise ConfigError(f"{count}, more than max_completion={task.max_completion}; raise that, or leave it out")
     padded = [row + [PAD] * (len(rows[longest]) - len(row)) for row in rows]
     return task.model.encode(demonstrations, task.max_completion), np.array(padded, np.int32)
-
-
-def _completion(tokenizer: Tokenizer, prompt: Prompt, text: str) -> list[int]:
-    """The tokens of a completion, with its end."""
-    end = tokenizer.end_tokens[0]
-    if not isinstance(prompt, str):
-        begun = tokenizer.render(prompt)
-        answered = joined(prompt, [{"role": "assistant", "content": text}])
-        whole = tokenizer.render(answered, add_generation_prompt=False)
-        tokens = tokenizer.encode_part(whole.removeprefix(begun))
-        ends = [index for index, token in enumerate(tokens) if token in tokenizer.end_tokens]
-        if ends and whole.startswith(begun):
-            return tokens[: ends[-1] + 1]
-        end = tokens[ends[-1]] if ends else end
-    return [*tokenizer.encode_part(text), end]

@@ -16,20 +16,16 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.groups import FRESH
 from grpo_jax.language import (
     LanguageTask,
-    Reward,
     language_environment,
     load_model,
     load_reward,
-    load_scorer,
     read_prompts,
     split_held_out,
 )
 from grpo_jax.language.folder import as_config_error
 from grpo_jax.language.models import STEPS_PER_CHECK
-from grpo_jax.language.rewards import read_weight
 from grpo_jax.objectives import kl_to_behaviour
 from grpo_jax.recording import RunSpec
-from grpo_jax.recording.files import as_path
 from grpo_jax.runs.tuned import without_unread
 from grpo_jax.training.checks import changed
 
@@ -48,22 +44,12 @@ def make_task(arguments: Arguments) -> LanguageTask:
     return LanguageTask(
         model=load_model(arguments.model, date=date, **arguments.model_options),
         prompts=prompts,
-        rewards=load_rewards(arguments, date),
+        rewards=tuple(map(load_reward, arguments.reward)),
         held_out=held_out,
         max_completion=arguments.max_completion,
         process_rewards=arguments.process_rewards,
         stop_strings=arguments.stop_strings,
     )
-
-
-def load_rewards(arguments: Arguments, date: str | None = None) -> tuple[Reward, ...]:
-    """The functions, then the models; raises ConfigError for a label without any."""
-    if arguments.reward_label is not None and not arguments.reward_model:
-        raise ConfigError("--reward-label is of reward models; name one with --reward-model")
-    options = {"label": arguments.reward_label, "date": date}
-    models = [(path, 1.0) if as_path(path).exists() else read_weight(path) for path in arguments.reward_model]
-    scorers = (Reward(as_path(path).resolve().name, load_scorer(path, **options), weight) for path, weight in models)
-    return *map(load_reward, arguments.reward), *scorers
 
 
 def make_algorithm(arguments: Arguments) -> Algorithm:

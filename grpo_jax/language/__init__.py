@@ -7,12 +7,11 @@ from grpo_jax.language.models import LanguageModel, load_model
 from grpo_jax.language.prompts import Prompts, as_prompts, encode_prompts, read_prompts, split_held_out
 from grpo_jax.language.rewards import Reward, RewardError, load_reward, overlong
 from grpo_jax.language.saving import make_tiny_model, save_adapter, save_model, save_trained
-from grpo_jax.language.scorer import Scorer, load_scorer
 from grpo_jax.language.task import LanguageTask
 from grpo_jax.language.tokenizer import Tokenizer, load_tokenizer
 from grpo_jax.language.weights import load_params
 
-__all__ = ["ChatTemplate", "LanguageModel", "LanguageTask", "Prompts", "Reward", "RewardError", "Scorer", "Tokenizer"]
+__all__ = ["ChatTemplate", "LanguageModel", "LanguageTask", "Prompts", "Reward", "RewardError", "Tokenizer"]
 __all__ += ["as_prompts", "encode_prompts", "language_environment", "load_architecture", "load_model", "load_params"]
-__all__ += ["load_reward", "load_scorer", "load_tokenizer", "make_tiny_model", "overlong", "read_prompts"]
+__all__ += ["load_reward", "load_tokenizer", "make_tiny_model", "overlong", "read_prompts"]
 __all__ += ["save_adapter", "save_model", "save_trained", "split_held_out"]

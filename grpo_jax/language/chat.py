@@ -65,21 +65,21 @@ class ChatTemplate:
             known = ", ".join(sorted(read - self._special_tokens.keys() - environment.globals.keys())) or "none"
             raise ConfigError(f"the model's chat template reads no variable {unread[0]!r}, only: {known}")
 
-    def render(self, messages: Messages, *, add_generation_prompt: bool = True) -> str:
-        """The text of a chat so far, by default with the tokens that begin an answer at its end.
+    def render(self, messages: Messages) -> str:
+        """The text of a chat so far, with the tokens that begin an answer at its end.
 
-        If the last message is the assistant's, the default text ends with its content, which is to be continued
+        If the last message is the assistant's, the text ends with its content, which is to be continued
         (`continue_final_message` of transformers).
 
         Raises:
           ConfigError: it is no chat, or the template refuses it.
         """
         *first, last = messages = as_messages(messages)
-        if is_begun := add_generation_prompt and last["role"] == "assistant":
+        if is_begun := last["role"] == "assistant":
             messages = [*first, last | {"content": last["content"] + _CUT}]
         names = {"messages": messages, "tools": None, "documents": None} | self._special_tokens | self.variables
         try:
-            text = self._template.render(names, add_generation_prompt=add_generation_prompt and not is_begun)
+            text = self._template.render(names, add_generation_prompt=not is_begun)
         except Exception as error:  # Jinja's, or Python's, such as a TypeError for content that is not a text
             raise ConfigError(f"the model's chat template refuses {messages!r}: {error}") from error
         if not is_begun:
@@ -104,14 +104,6 @@ def as_messages(chat: Any) -> list[dict[str, Any]]:
         form = '[{"role": "user", "content": "2 + 3?"}], or with parts [{"type": "text", "text": "2 + 3?"}] as content'
         raise ConfigError(f"a prompt is a text, or a list of messages such as {form}, but this has {wrong}")
     return messages
-
-
-def joined(prompt: Messages, completion: Messages) -> list[dict[str, Any]]:
-    """A chat with its answer, which goes on from the prompt's last message if that is the assistant's."""
-    *first, last = as_messages(prompt)
-    if last["role"] != "assistant":
-        return [*first, last, *completion]
-    return [*first, last | {"content": last["content"] + completion[0]["content"]}, *completion[1:]]
 
 
 def _as_message(message: Any) -> dict[str, Any] | None:

@@ -48,7 +48,7 @@ _SUPPORTED = {
 _KINDS = {
     **{"model_type": str, "architectures": list[str], "tie_word_embeddings": bool, "layer_types": list[str]},
     **{"rope_parameters": dict[str, Any], "rope_scaling": dict[str, Any]},
-    **{"id2label": dict[str, str], "pad_token_id": int, "rope_theta": float, "rms_norm_eps": float},
+    **{"rope_theta": float, "rms_norm_eps": float},
 }
 
 

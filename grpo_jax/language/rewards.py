@@ -43,15 +43,6 @@ class Reward(NamedTuple):
 
 def load_reward(path: str) -> Reward:
     """The reward "package.module:function", or "package.module:function=0.5" with a weight; else a ConfigError."""
-    place, weight = read_weight(path)
-    function = import_object(place, "reward")
-    if not callable(function):
-        raise ConfigError(f"reward {place!r} is not a function; write {EXAMPLE}")
-    return Reward(place.partition(":")[2], function, weight)
-
-
-def read_weight(path: str) -> tuple[str, float]:
-    """What stands before "=", and the weight after it, by default 1; else a ConfigError."""
     place, _, weight = path.partition("=")
     try:
         number = float(weight or 1.0)
@@ -59,7 +50,10 @@ def read_weight(path: str) -> tuple[str, float]:
         number = math.nan
     if not math.isfinite(number):
         raise ConfigError(f"reward {path!r}: the weight {weight!r} is not a number; write {place}=0.5")
-    return place, number
+    function = import_object(place, "reward")
+    if not callable(function):
+        raise ConfigError(f"reward {place!r} is not a function; write {EXAMPLE}")
+    return Reward(place.partition(":")[2], function, number)
 
 
 def overlong(completion_ids: Sequence[list], max_completion: Sequence[int], buffer: float | None = None) -> list[float]:

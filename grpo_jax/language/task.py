@@ -16,7 +16,6 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.language.models import LanguageModel
 from grpo_jax.language.prompts import Prompts
 from grpo_jax.language.rewards import Reward, call_rewards, check_rewards, totals
-from grpo_jax.language.scorer import Scorer
 
 
 class PhaseTimes:
@@ -75,9 +74,6 @@ class LanguageTask:
             raise ConfigError(f"{source}: held-out prompts have the fields {fields}; write both in the same way")
         check_rewards(self.rewards, list(self.prompts.fields), self.prompts.sources[0])
         self.tokens  # noqa: B018, checks the lengths
-        for scorer in (reward.function for reward in self.rewards if isinstance(reward.function, Scorer)):
-            for content, source in zip(self.all_prompts.contents, self.all_prompts.sources, strict=True):
-                scorer.check(content, source)
         self.stops  # noqa: B018, checks the strings and the tokenizer
 
     @property

@@ -1,7 +1,6 @@
 """The tokenizer of a model folder: text to tokens and back, and the tokens and texts that end a completion."""
 
 import bisect
-import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -44,12 +43,12 @@ class Tokenizer:
         self.backend, self.end_tokens, self.template = backend, tuple(end_tokens), template
         self.num_tokens = max([*backend.get_vocab().values(), *self.end_tokens]) + 1
 
-    def render(self, messages: Messages, *, add_generation_prompt: bool = True) -> str:
+    def render(self, messages: Messages) -> str:
         """The text that the model reads for a chat: see `ChatTemplate.render`; ConfigError without a chat template."""
         if self.template is None:
             advice = "write prompts as text, without a system prompt, or use a model for chats"
             raise ConfigError(f"the model's folder has no chat template, so it cannot read messages; {advice}")
-        return self.template.render(messages, add_generation_prompt=add_generation_prompt)
+        return self.template.render(messages)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """The tokens of a text or a chat that is to be completed: see `render`.
@@ -63,25 +62,6 @@ class Tokenizer:
         while tokens and appended[len(tokens) - 1] and (tokens[-1] in self.end_tokens or not all(appended)):
             tokens.pop()
         return tokens
-
-    def encode_whole(self, text: Prompt) -> list[int]:
-        """The tokens of a text, with the special ones at its beginning and end, or of a chat, after its last turn."""
-        if isinstance(text, str):
-            return self._encoding(text, add_special_tokens=True).ids
-        return self._encoding(self.render(text, add_generation_prompt=False)).ids
-
-    def encode_part(self, text: str) -> list[int]:
-        """The tokens of a text that continues another one, without special ones at its beginning or end."""
-        tokens = self._encoding(text).ids
-        if self._adds_space:  # at the beginning of a text, such as Llama 2's tokenizer, but not of a line within it
-            start, whole = (self._encoding(each).ids for each in ("\n", f"\n{text}"))
-            tokens = whole[len(start) :] if whole[: len(start)] == start else tokens
-        return tokens
-
-    @functools.cached_property
-    def _adds_space(self) -> bool:
-        tokens = self._encoding("a").ids
-        return self._text(tokens * 2) == "a a"
 
     def _encoding(self, text: str, *, add_special_tokens: bool = False) -> Any:
         with as_config_error(f"{text!r:.200} is not a text in Unicode, as where half of a surrogate pair is alone: %s"):

@@ -23,7 +23,6 @@ from grpo_jax.language.folder import (
     read_fields,
 )
 from grpo_jax.policies import Transformer, categorical, make_token_policy, merge_lora
-from grpo_jax.recording.files import as_path
 from grpo_jax.types import PyTree, by_path
 
 WEIGHTS, ADAPTER_WEIGHTS = "model.safetensors", "adapter_model.safetensors"
@@ -71,27 +70,13 @@ def load_params(folder: str | Path, *, base: str | Path | None = None) -> PyTree
       ConfigError: a file or a weight is missing, damaged or of another size, or the folder is a scorer's.
     """
     folder, adapter = find_model(folder, base)
-    if is_scorer(published := read_config(folder)):
-        raise ConfigError(f"{folder} is a scorer ({published['architectures']}), not a language model; use load_scorer")
+    kinds = read_config(folder).get("architectures") or ()
+    if any(kind.endswith("ForSequenceClassification") for kind in kinds):
+        raise ConfigError(f"{folder} is no language model but a scorer, {', '.join(kinds)}; name another folder")
     architecture, tensor = load_architecture(folder), functools.partial(_tensor, folder, _files(folder))
     if adapter is not None:
         tensor = _with_adapter(adapter, architecture, tensor)
     return read_params(folder, architecture, tensor)
-
-
-def is_scorer(published: Mapping[str, Any]) -> bool:
-    """Whether config.json describes a model with a score in place of logits."""
-    return any(kind.endswith("ForSequenceClassification") for kind in published.get("architectures") or ())
-
-
-def load_scorer_params(folder: str | Path) -> tuple[PyTree, jax.Array]:
-    """The weights of a scorer: of its transformer, which has no logits, and of its head, `[num_labels, width]`."""
-    architecture, source = dataclasses.replace(load_architecture(folder), tie_embeddings=True), as_path(folder)
-    tensor = functools.partial(_tensor, source, _files(source))
-    head = _finite(tensor("score.weight"), "score.weight", source)
-    if head.ndim != 2 or head.shape[1] != architecture.width:
-        raise ConfigError(f"{source}: score.weight is {head.shape} instead of (num_labels, {architecture.width})")
-    return read_params(source, architecture, tensor)["actor"], head
 
 
 def read_params(source: Path, architecture: Transformer, tensor: Callable[[str], Any]) -> PyTree:

@@ -13,7 +13,6 @@ from grpo_jax.policies.distributions import Distribution
 from grpo_jax.policies.policy import Policy
 from grpo_jax.policies.sampling import change_logits
 from grpo_jax.policies.transformer import DENSE_LAYERS, Transformer, is_trained
-from grpo_jax.types import PyTree
 
 Networks = dict[str, Decoder]
 
@@ -123,18 +122,6 @@ def _resize(carry, num_steps):
         return leaf[:, :, :length] if more <= 0 else jnp.pad(leaf, ((0, 0), (0, 0), (0, more), (0, 0)))
 
     return carry._replace(cache=jax.tree.map(resized, carry.cache))
-
-
-def text_features(architecture: Transformer, params: PyTree, tokens: jax.Array) -> jax.Array:
-    """The input of the heads after each token of texts `[N, L]`, -1 where there is none: float32 `[N, L, width]`.
-
-    Args:
-      architecture: sizes of the network.
-      params: of one network, such as the entry "actor" of a policy's.
-      tokens: the texts.
-    """
-    network = Decoder(architecture, len(params["embedding"]), ("features",))
-    return network.apply({"params": params}, *_prompt_inputs(tokens))[0][0]
 
 
 def _step(networks: Networks, params, observation, carry):

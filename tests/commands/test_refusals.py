@@ -91,9 +91,6 @@ COMMANDS = {
     "lm": "there is no reward to learn from; name a function, such as --reward my_rewards:reward",
     "lm --reward builtins:digit": "'builtins' has no 'digit'",
     "lm --algorithm grop": "unknown algorithm 'grop': did you mean 'grpo'",
-    "lm --reward-model tiny": "tiny is no scorer but Qwen3ForCausalLM; name a folder in the layout",
-    "lm --reward-model x=high": "the weight 'high' is not a number; write x=0.5",
-    "lm --reward builtins:len --reward-label x": "is of reward models; name one with",
     **{
         f"lm --reward grpo_jax.language:overlong {flags}": message
         for flags, message in {

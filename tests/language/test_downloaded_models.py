@@ -15,7 +15,6 @@ from safetensors.numpy import load_file, save_file
 from grpo_jax.errors import ConfigError
 from grpo_jax.language import ChatTemplate, load_architecture, load_model, load_params, load_tokenizer, save_trained
 from grpo_jax.language.folder import file_in
-from grpo_jax.language.weights import load_scorer_params
 from grpo_jax.policies import categorical, make_token_policy
 
 CONFIG, ABOUT, INDEX = "config.json", "tokenizer_config.json", "model.safetensors.index.json"
@@ -140,7 +139,7 @@ WRONG = [
     (CONFIG, [{"use_sliding_window": True}, {"attention_bias": True}], load_model, "=True is not supported, only F"),
     (CONFIG, [{"layer_types": ["full_attention", "sliding_attention"]}], load_model, "has 'sliding_attention'"),
     (CONFIG, [{"quantization_config": {"bits": 4}}], load_model, "quantization_config"),
-    (CONFIG, [{"architectures": ["LlamaForSequenceClassification"]}], load_params, "is a scorer .*; use load_scorer"),
+    (CONFIG, [{"architectures": ["LlamaForSequenceClassification"]}], load_params, "no language model but a scorer"),
     (ABOUT, [{"split_special_tokens": True}], load_model, "split_special_tokens is not supported"),
     (ABOUT, [{"chat_template": None}], read_chat, "the model's folder has no chat template"),
     (ABOUT, [{"chat_template": "{{ raise_exception('must alternate') }}"}], read_chat, "refuses .*must alternate"),
@@ -199,16 +198,14 @@ def test_a_folder_without_an_end_token_is_refused(folder):
 
 @pytest.mark.filterwarnings("ignore:overflow encountered")
 def test_weights_that_are_no_finite_floats_or_of_another_size_are_named(folder):
-    """Of a model, and of the head of a scorer."""
-    tensors = load_file(folder / "model.safetensors") | {"score.weight": np.zeros((1, 16), np.float32)}
-    layer, said = "model.layers.0.self_attn", "(has weights that are not finite|is (int32|uint8|bool);|.*instead of)"
+    tensors, name = load_file(folder / "model.safetensors"), "model.layers.0.self_attn.q_proj.weight"
+    said = "(has weights that are not finite|is (int32|uint8|bool);|.*instead of)"
     for wrong in (np.nan, np.inf, np.float64(1e300), np.int32(1), np.uint8(1), np.bool_(True), None):
-        for name, load in ((f"{layer}.q_proj.weight", load_params), ("score.weight", load_scorer_params)):
-            array = tensors[name][:, :8] if wrong is None else tensors[name].astype(getattr(wrong, "dtype", np.float32))
-            array.flat[3] = wrong or 0
-            save_file(tensors | {name: array}, folder / "model.safetensors", {"format": "pt"})
-            with pytest.raises(ConfigError, match=f"{name}.* {said}"):
-                load(folder)
+        array = tensors[name][:, :8] if wrong is None else tensors[name].astype(getattr(wrong, "dtype", np.float32))
+        array.flat[3] = wrong or 0
+        save_file(tensors | {name: array}, folder / "model.safetensors", {"format": "pt"})
+        with pytest.raises(ConfigError, match=f"{name}.* {said}"):
+            load_params(folder)
 
 
 SIZES = {"llama": {"num_layers": 2}, "qwen2": {}, "qwen3": {"head_size": 6}}

@@ -151,7 +151,7 @@ def test_steps_are_paid_by_the_tokens_that_end_them(model):
     task = make_task(model, rewards=rewards, max_completion=6, process_rewards=True)
     tokens = np.full((2, 6), -1)
     for row, text in enumerate(("é\na", "12\n4")):
-        ids = [*model.tokenizer.encode_part(text), END]
+        ids = [*model.tokenizer.encode(text), END]
         tokens[row, : len(ids)] = ids
     assert task.judge(np.zeros(2, int), tokens)[0].tolist() == [[1.5, 3], [1.5, 4]]
     values, rewarded = task.judge(np.zeros(2, int), tokens, steps=True)
@@ -275,7 +275,7 @@ def test_a_string_is_found_where_the_text_first_contains_it():
 
 def test_an_episode_ends_with_the_string(model):
     task = make_task(model, max_completion=6, stop_strings=("bc", "never"))
-    encode, environment = model.tokenizer.encode_part, language_environment(task)
+    encode, environment = model.tokenizer.encode, language_environment(task)
 
     def play(tokens):
         def step(state, token):

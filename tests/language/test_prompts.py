@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from language_models import CHATML, make_model, make_params, make_task, make_tokenizer
 
-from experiments.harness.demonstrations import demonstration_tokens
 from grpo_jax.commands.harness import language_flags, language_training
 from grpo_jax.errors import ConfigError
 from grpo_jax.language import (
@@ -56,18 +55,16 @@ def test_truncation_padding_and_dropout_are_left_out():
     made.enable_padding(length=20, pad_id=0)
     made.model.dropout = 0.5
     tokenizer = Tokenizer(made, [0])
-    assert tokenizer.encode(text) == tokenizer.encode_part(text) == tokenizer.encode_whole(text) == plain
+    assert tokenizer.encode(text) == plain
     assert len(made.encode(text).ids) != len(plain), "the argument stays as it is"
 
 
-def test_what_a_tokenizer_appends_ends_whole_texts_and_no_prompts():
-    for single, text, prompt, whole in (
-        *(("$A </s>", "a", [3, 8], [3, 8, 1]), ("<s> $A </s>", "a", [2, 3, 8], [2, 3, 8, 1])),
-        *(("<s> $A", "a", [2, 3, 8], [2, 3, 8]), ("<s> $A </s>", "", [2], [2, 1])),
-        *(("$A <unk>", "a", [3, 8], [3, 8, 0]), ("<s> $A </s>", "a</s>", [2, 3, 8, 1], [2, 3, 8, 1, 1])),
+def test_what_a_tokenizer_appends_ends_no_prompt():
+    for single, text, prompt in (
+        *(("$A </s>", "a", [3, 8]), ("<s> $A </s>", "a", [2, 3, 8]), ("<s> $A", "a", [2, 3, 8])),
+        *(("<s> $A </s>", "", [2]), ("$A <unk>", "a", [3, 8]), ("<s> $A </s>", "a</s>", [2, 3, 8, 1])),
     ):
-        tokenizer = Tokenizer(with_template(single, metaspace()), [1])
-        assert (tokenizer.encode(text), tokenizer.encode_whole(text)) == (prompt, whole)
+        assert Tokenizer(with_template(single, metaspace()), [1]).encode(text) == prompt
 
 
 TEXTS = ("2 + 3 =", " 5"), ("2 + 3 = ", "5"), ("a", "a a 5"), ("", "a"), ("日", "本"), ("é", "5é"), ("a ", "  5 ")
@@ -77,7 +74,8 @@ def test_a_prompt_and_its_completion_are_the_text_of_their_tokens():
     """Also for positions, and for completions that are cut within a letter."""
     made = with_template("<s> $A", metaspace()), make_tokenizer()
     for tokenizer, (prompt, rest) in itertools.product((Tokenizer(each, [0]) for each in made), TEXTS):
-        before, tokens = tokenizer.encode(prompt), tokenizer.encode_part(rest)
+        before, line, whole = map(tokenizer.encode, (prompt, "\n", f"\n{rest}"))
+        tokens = whole[len(line) :]  # as at the beginning of a text some tokenizers add a space
         assert prompt + tokenizer.decode(tokens, before) == tokenizer.decode([*before, *tokens]) == prompt + rest
         assert tokenizer.decode(np.array([*tokens, -1]), np.array([-1, *before])) == rest
         for end in range(1, len(tokens) + 1):
@@ -89,15 +87,13 @@ def test_a_prompt_and_its_completion_are_the_text_of_their_tokens():
             assert tokenizer.decode(tokens[:index], before)[:length] != rest[:length]
 
 
-def test_rewards_and_demonstrations_keep_the_first_space(tmp_path):
+def test_rewards_get_the_first_space(tmp_path):
     architecture = Transformer(num_layers=1, width=16)
     end = {"end_token": "</s>", "context": 64}
     save_model(tmp_path / "m", architecture, make_params(architecture, 268), metaspace(), **end)
-    seen, rows = [], [{"prompt": "2 + 3 =", "completion": " 5"}, {"prompt": "2 + 3 =", "completion": "5"}]
+    seen, rows, tokens = [], [{"prompt": "2 + 3 ="}] * 2, np.array([[9, 1], [10, 1]])
     reward = Reward("seen", lambda completions: seen.extend(completions) or [0.0] * len(completions))
     task = make_task(load_model(tmp_path / "m"), rows, rewards=(reward,))
-    tokens = demonstration_tokens(task, task.prompts)[1]
-    assert tokens.tolist() == [[9, 1], [10, 1]]
     task.judge(np.arange(2), tokens)
     assert seen == [" 5", "5"] and task.texts(np.arange(2), tokens) == seen
 
@@ -202,27 +198,6 @@ def test_the_date_of_a_template_is_fixed_and_named(tmp_path, monkeypatch):
     assert make_task(given, [{"messages": USER}]).identity[2][1] == {}, "no date is read"
     with pytest.raises(ConfigError, match="date='today' is no date in ISO's format"):
         load_model(folder, date="today")
-
-
-SPACED = CHATML.replace("<|im_end|>\n{% endfor", " <|im_end|>\n{% endfor")
-ENDS = [
-    *((CHATML, USER, "2<|im_end|>"), (SPACED, USER, "2 <|im_end|>"), (CHATML, "1", "2\x07")),
-    (CHATML, [*USER, {"role": "assistant", "content": "1 + 1 ="}], "2<|im_end|>"),
-    ("{{ messages[-1].content }}", USER, "2\x07"),  # which writes no end
-    (CHATML.replace("<|im_start|>assistant", "<|im_start|>A"), USER, "2<|im_end|>"),  # the prompt is no prefix
-]
-
-
-def test_a_demonstration_ends_as_the_template_ends_a_turn(tmp_path):
-    bell = make_tokenizer().encode("\x07").ids
-    for template, prompt, expected in ENDS:
-        folder = make_model(tmp_path, chat_template=template)
-        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [*bell, 0]}))
-        model, rows = load_model(folder), [{"prompt": prompt, "completion": "2"}]
-        completion = demonstration_tokens(make_task(model, rows), as_prompts(rows))[1][0]
-        assert completion.tolist() == make_tokenizer().encode(expected).ids
-    with pytest.raises(ConfigError, match="prompt 0: the completion is 5; write a text"):
-        demonstration_tokens(make_task(model, rows), as_prompts([{"prompt": prompt, "completion": 5}]))
 
 
 def write(tmp_path, *lines):

@@ -93,11 +93,6 @@ class Arguments(CompletionArguments, StudyArguments):
     reward: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="MODULE:NAME[=WEIGHT]")]
     """A function (prompts, completions, **fields) -> numbers, by its import path; repeat the flag for several, whose
     weighted sum is the reward."""
-    reward_model: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="FOLDER[=WEIGHT]")] = ()
-    """A model whose score of a completion is a further reward: a folder such as that of a
-    LlamaForSequenceClassification; repeat the flag for several."""
-    reward_label: str | None = None
-    """Name or number of the label whose logit is the score, if a reward model has several."""
     held_out: str = "0.1"
     """Held-out prompts: another file, or a share of the prompts."""
     process_rewards: bool = False
