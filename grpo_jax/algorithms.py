@@ -138,11 +138,13 @@ CISPO = GRPO._replace(surrogate=with_hyperparams(objectives.cispo_surrogate, "cl
 _TEMPERATURES = {"tau_positive": "sapo_tau_positive", "tau_negative": "sapo_tau_negative"}
 _SOFT_GATE = with_hyperparams(objectives.sapo_surrogate, **_TEMPERATURES)
 SAPO = GRPO._replace(surrogate=_SOFT_GATE, hyperparams=objectives.SapoHyperparams)
-# The default of covariance_fraction is ten times the paper's.
-_COVARIANCE = GRPO._replace(hyperparams=objectives.CovarianceHyperparams, whole_minibatches=True)
-CLIP_COV = _COVARIANCE._replace(ratio=objectives.covariance_clipped_ratio)
 # As in the paper, for its smaller model.
-KL_COV = _COVARIANCE._replace(surrogate=_UNCLIPPED, penalties=(objectives.covariance_kl, entropy_bonus))
+KL_COV = GRPO._replace(
+    surrogate=_UNCLIPPED,
+    penalties=(objectives.covariance_kl, entropy_bonus),
+    hyperparams=objectives.CovarianceHyperparams,
+    whole_minibatches=True,
+)
 # The KL is to the behaviour policy, not to a reference.
 GRPO_PER_SEQUENCE = GRPO._replace(reduce=objectives.mean_of_sequence_means)
 _PARTS = objectives.reward_part_scores, objectives.reward_part_weights, objectives.rewarded_parts
@@ -160,8 +162,6 @@ TWO_SIDED_CLIP = GRPO._replace(
 GIGPO = GRPO._replace(advantage=baselines.gigpo_advantage(), hyperparams=baselines.GigpoHyperparams)
 # The advantage alone is the paper's.
 MAX_RL = GRPO._replace(advantage=outcome(objectives.max_rl))
-# The advantage alone is the paper's.
-OPTIMAL_TOKEN_BASELINE = GRPO._replace(advantage=objectives.optimal_token_baseline_advantage)
 # It is prime-rl's variant; clip_low is the largest change of a probability.
 IPO = GRPO._replace(
     surrogate=_UNCLIPPED,
@@ -224,7 +224,6 @@ _TABLE = {
     "gmpo": (GMPO, "2507.20673", "The geometric mean of the steps' ratios"),
     "cispo": (CISPO, "2506.13585", "The clipped ratio as a weight, so that every step has a gradient"),
     "sapo": (SAPO, "2511.20347", "A smooth gate in place of the clip"),
-    "clip_cov": (CLIP_COV, "2505.22617", "No gradient at steps of high covariance, so that entropy stays"),
     "kl_cov": (KL_COV, "2505.22617", "A KL penalty at steps of high covariance, so that entropy stays"),
     "grpo_per_sequence": (GRPO_PER_SEQUENCE, "2402.03300", "As first published: all sequences count the same"),
     "gdpo": (GDPO, "2601.05242", "Each part of the reward normalised by itself, for token tasks"),
@@ -234,7 +233,6 @@ _TABLE = {
     "two_sided_clip": (TWO_SIDED_CLIP, "2505.07291", "A limit also for bad steps that have become likelier"),
     "gigpo": (GIGPO, "2505.10978", "Compares episodes, and also members that stand in the same state"),
     "max_rl": (MAX_RL, "2602.02710", "The return relative to the group's, divided by the group's mean"),
-    "optimal_token_baseline": (OPTIMAL_TOKEN_BASELINE, "2602.07078", "A baseline of least variance at each step"),
     "ipo": (IPO, "2602.04879", "Steps whose probability changed too much are left out; no clip"),
     "dppo_tv": (DPPO_TV, "2602.04879", "A trust region by total variation in place of the clip"),
     "dppo_kl": (DPPO_KL, "2602.04879", "A trust region by KL in place of the clip"),

@@ -69,7 +69,6 @@ FUNCTIONS = dict(
         given("geometric_mean_log_ratio", 2, MASK, **CLIP),
         given("clipped_surrogate", 2, **CLIP, dual_clip=3.0),
         given("clip_fractions", 2, **CLIP),
-        given("random_covariant_steps", 2, MASK, KEY, fraction=0.3, low=0.1),
         given("most_covariant_steps", 2, MASK, fraction=0.3),
         given("exact", 2, shape=(T, A)),
         given("adaptive_coefficient", 2, shape=(), target=0.01),

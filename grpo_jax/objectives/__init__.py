@@ -5,7 +5,7 @@
 | `advantage` | `advantages`, `returns`, by `outcome` and `whitened` of `slots` |
 | `normalize` | `whitening` |
 | `step_mask` | `masks` |
-| `ratio` | `ratios`, `covariance` |
+| `ratio` | `ratios` |
 | `surrogate` | `surrogates`, by `with_hyperparams` of `slots` |
 | `penalties`, `reference`, `reward`, `kl_controller`, `entropy_controller` | `penalties`, with those of `divergences` |
 | `reduce` | `reductions` |
@@ -17,7 +17,6 @@ booleans are converted first, as `precision.at_least_float32` says.
 
 from grpo_jax.objectives import (
     advantages,
-    covariance,
     divergences,
     losses,
     masks,
@@ -30,7 +29,6 @@ from grpo_jax.objectives import (
     whitening,
 )
 from grpo_jax.objectives.advantages import *  # noqa: F403
-from grpo_jax.objectives.covariance import *  # noqa: F403
 from grpo_jax.objectives.divergences import *  # noqa: F403
 from grpo_jax.objectives.losses import *  # noqa: F403
 from grpo_jax.objectives.masks import *  # noqa: F403
@@ -44,7 +42,6 @@ from grpo_jax.objectives.whitening import *  # noqa: F403
 
 __all__: list[str] = []
 __all__ += advantages.__all__
-__all__ += covariance.__all__
 __all__ += divergences.__all__
 __all__ += losses.__all__
 __all__ += masks.__all__

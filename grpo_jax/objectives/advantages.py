@@ -25,7 +25,7 @@ from grpo_jax.types import Trajectory
 
 __all__ = ["batch_normalized", "decoupled_normalized", "greedy_baseline", "group_centered", "group_normalized"]
 __all__ += ["leave_one_out", "length_weighted", "pass_at_k", "process_supervised", "process_supervised_advantage"]
-__all__ += ["max_rl", "optimal_token_baseline", "same_step_leave_one_out"]
+__all__ += ["max_rl", "same_step_leave_one_out"]
 
 
 def group_normalized(
@@ -89,55 +89,6 @@ def max_rl(scores: jax.Array) -> jax.Array:
     _check_groups(scores.shape[-1], "max_rl")
     mean = jnp.mean(at_least_float32(scores), axis=-1, keepdims=True)
     return jnp.where(mean > 0, centred(scores) / jnp.where(mean > 0, mean, 1.0), 0.0)
-
-
-def optimal_token_baseline(
-    returns: jax.Array,
-    log_prob: jax.Array,
-    sum_squares: jax.Array,
-    mask: jax.Array,
-    group_size: int,
-    *,
-    lone_baseline: bool = False,
-) -> jax.Array:
-    """Returns-to-go minus their mean in the group at the same step, weighted by the squared scores so far.
-
-        A_it = G_it - sum_j W_jt G_jt / sum_j W_jt,  W_it = sum_{u <= t} (1 - 2 pi(a_iu) + sum_a pi(a)^2)
-
-    The baseline of least variance: W estimates the squared norm of the gradient of log pi, of the logits. Steps are
-    counted from the start of the window, those that are not valid left out: the t-th action of one rollout is compared
-    with the t-th actions of the others, as in multi-turn tasks. https://arxiv.org/abs/2602.07078.
-
-    Args:
-      returns: `[T, N]`, returns-to-go.
-      log_prob: `[T, N]`, of the actions under the behaviour policy.
-      sum_squares: `[T, N]`, the sum of the squared probabilities of all actions.
-      mask: `[T, N]`, true on the valid steps.
-      group_size: members of a group; divides `N`. Static.
-      lone_baseline: where only one rollout still acts, its baseline is its own return, so that its advantage is 0;
-        otherwise it is 0, and the advantage the return. Static.
-
-    Returns:
-      `[T, N]`.
-    """
-    _check_groups(group_size, "optimal_token_baseline")
-    valid = mask.astype(bool)
-    order = jnp.argsort(~valid, axis=0)  # stable: the valid steps first, in their order
-    returns, log_prob, sum_squares, early = (
-        jnp.take_along_axis(x, order, axis=0) for x in (*map(at_least_float32, (returns, log_prob, sum_squares)), valid)
-    )
-    weights = jnp.cumsum(jnp.where(early, 1.0 - 2.0 * jnp.exp(log_prob) + sum_squares, 0.0), axis=0)
-    weights, returns = (_by_group(jnp.where(early, x, 0.0), group_size) for x in (weights, returns))
-    lowest = jnp.min(returns, axis=-1, keepdims=True, where=_by_group(early, group_size), initial=jnp.inf)
-    excess = jnp.where(_by_group(early, group_size), returns - lowest, 0.0)
-    total = jnp.sum(weights, axis=-1, keepdims=True)
-    baseline = jnp.sum(weights * excess, axis=-1, keepdims=True) / jnp.where(total > 0, total, 1.0)
-    compared = excess - baseline
-    if not lone_baseline:
-        lone = jnp.sum(_by_group(early, group_size), axis=-1, keepdims=True) == 1
-        compared = jnp.where(lone, returns, compared)
-    compared = jnp.where(early, compared.reshape(mask.shape), 0.0)
-    return jnp.take_along_axis(compared, jnp.argsort(order, axis=0), axis=0)
 
 
 def greedy_baseline(scores: jax.Array, greedy_scores: jax.Array) -> jax.Array:

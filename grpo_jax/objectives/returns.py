@@ -7,19 +7,13 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax.hyperparams import Hyperparams
-from grpo_jax.objectives.advantages import optimal_token_baseline, same_step_leave_one_out
+from grpo_jax.objectives.advantages import same_step_leave_one_out
 from grpo_jax.objectives.slots import score_sizes
 from grpo_jax.precision import above_rounding, at_least_float32, nan_where
 from grpo_jax.types import Trajectory
 
-__all__ = ["bootstrapped_returns", "discounted_returns", "gae", "gae_advantage"]
-__all__ += [
-    "next_values",
-    "optimal_token_baseline_advantage",
-    "return_minus_value_advantage",
-    "return_to_go_advantage",
-    "returns_to_go",
-]
+__all__ = ["bootstrapped_returns", "discounted_returns", "gae", "gae_advantage", "next_values"]
+__all__ += ["return_minus_value_advantage", "return_to_go_advantage", "returns_to_go"]
 
 
 def gae(
@@ -157,31 +151,9 @@ def return_to_go_advantage(trajectory: Trajectory, hyperparams: Hyperparams, gro
     """Discounted return-to-go minus the mean of the group's others at the same step."""
     returns = returns_to_go(trajectory, hyperparams, group_size)
     others = same_step_leave_one_out(returns, trajectory.valid, group_size)
-    return jnp.where(trajectory.valid, _above_rounding(returns - others, trajectory, group_size), 0.0)
-
-
-def _above_rounding(advantage: jax.Array, trajectory: Trajectory, group_size: int) -> jax.Array:
-    """0 where rounding of the group's rewards alone may have made the advantage `[T, B]`."""
-    sizes = score_sizes(trajectory.reward, trajectory, group_size)
-    return above_rounding(advantage, jnp.repeat(sizes[:, 0], group_size)[None])
-
-
-def optimal_token_baseline_advantage(trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
-    """Discounted return-to-go minus `optimal_token_baseline`, of the steps in which the policy acted.
-
-    Raises:
-      ValueError: the policy's probabilities of all actions are not known.
-    """
-    logits = trajectory.distribution
-    if logits is None or not jnp.issubdtype(trajectory.action.dtype, jnp.integer):
-        raise ValueError(
-            "optimal_token_baseline_advantage needs the probabilities of all actions, which real actions and "
-            "logits_chunk do not keep; use return_to_go_advantage"
-        )
-    sum_squares = jnp.sum(jnp.square(jax.nn.softmax(logits)), axis=-1)
-    returns = returns_to_go(trajectory, hyperparams, group_size)
-    advantage = optimal_token_baseline(returns, trajectory.log_prob, sum_squares, trajectory.acted, group_size)
-    return _above_rounding(advantage, trajectory, group_size)
+    sizes = score_sizes(trajectory.reward, trajectory, group_size)  # rounding alone may have made a difference
+    advantage = above_rounding(returns - others, jnp.repeat(sizes[:, 0], group_size)[None])
+    return jnp.where(trajectory.valid, advantage, 0.0)
 
 
 def gae_advantage(trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:

@@ -54,6 +54,7 @@ UNKNOWN = {
     "trl/loss_luspo/token": "masked steps enter that loss, which they never do here",
     "prime_rl/grpo_length_penalty": "no length penalty of this form in the library",
     "prime_rl/rae": "no roles of self-play in the library",
+    **dict.fromkeys(("verl/loss_clip_cov", "verl/optimal_token", "verl/tir_optimal_token"), "not in the library"),
 }
 ALL = [read(file) for file in FILES]
 CASES = {}  # by kind, those with a meaning
@@ -70,7 +71,7 @@ def of_kinds(kinds):
 
 def test_every_case_is_covered():
     assert [len(cases) for cases in ALL] == [102, 292]
-    assert sum(map(len, CASES.values())) == 308
+    assert sum(map(len, CASES.values())) == 301
     kinds = {kind.partition("@")[0] for kind in CASES}
     assert kinds == LOSSES | ADVANTAGES.keys() | OTHERS.keys() | {"verl/value_loss"}
 
@@ -156,12 +157,6 @@ def objective(kind, p, a, x, mask, s):
             return o.truncated_surrogate(d, a, limit=s.get("clip_ratio_c", 20.0), log_prob=p) * keep
         case "loss_dro":
             return o.policy_gradient_surrogate(d, a, log_prob=p) - s["dro_beta"] * o.k2(p, b)
-        case "loss_clip_cov":
-            dropped = o.random_covariant_steps(
-                p, a, mask, jax.random.key(0), fraction=1.0, low=s["clip_cov_lb"], high=s["clip_cov_ub"],
-                excluded=jnp.logical_or(*o.clip_fractions(d, a, **clip_of(s))),
-            )  # fmt: skip
-            return jnp.where(dropped, 0.0, o.clipped_surrogate(d, a, **clip_of(s)))
         case "loss_kl_cov":
             chosen = o.most_covariant_steps(p, a, mask, fraction=s["kl_cov_ratio"])
             return o.unclipped_surrogate(d, a) - s["ppo_kl_coef"] * chosen * o.abs_k1(p, b)
@@ -270,7 +265,6 @@ BY_DDOF = o.whiten, o.group_normalized, o.pass_at_k, o.decoupled_normalized
 whiten, group_normalized, pass_at_k, decoupled_normalized = (jax.jit(f, static_argnames="ddof") for f in BY_DDOF)
 group_centered, leave_one_out, max_rl = map(jax.jit, (o.group_centered, o.leave_one_out, o.max_rl))
 length_weighted, discounted_returns, gae = map(jax.jit, (o.length_weighted, o.discounted_returns, o.gae))
-optimal_token_baseline = jax.jit(o.optimal_token_baseline, static_argnums=4, static_argnames="lone_baseline")
 same_state = jax.jit(same_state_advantage, static_argnums=3, static_argnames=("normalize", "ddof"))
 
 
@@ -314,20 +308,6 @@ def gdpo(x, s, part_eps, **white):
         summed = decoupled_normalized(jnp.asarray(parts), w, eps=part_eps, ddof=1).reshape(1, -1)
     mask = x.get("response_mask", np.ones((1, summed.size)))
     return whiten(jnp.broadcast_to(summed, mask.shape), jnp.asarray(mask), ddof=1, **white)
-
-
-def optimal_token(x, s):
-    mask, rewards = x["response_mask"], x["token_level_rewards"] * x["response_mask"]
-    returns = rewards[::-1].cumsum(0)[::-1]
-    out = np.zeros_like(returns)
-    for g in np.unique(x["index"]):
-        rows = x["index"] == g
-        if rows.sum() > 1:
-            arrays = (jnp.asarray(v[:, rows]) for v in (returns, x["old_log_prob"], x["sum_pi_squared"], mask))
-            out[:, rows] = optimal_token_baseline(*arrays, int(rows.sum()), lone_baseline=not s["handle_zero_tail"])
-        else:
-            out[:, rows] = (returns * mask)[:, rows]
-    return out
 
 
 def gigpo(x, s):
@@ -433,8 +413,6 @@ ADVANTAGES = {
     "trl/scale_rewards": trl_scaled,
     "trl/gdpo_normalize_then_sum": lambda x, s: np.ravel(gdpo(x, s, 1e-4, eps=1e-4)),
     "verl/gdpo": lambda x, s: gdpo(x, s, 1e-6),
-    "verl/optimal_token_baseline": optimal_token,
-    "verl/tir_optimal_token_baseline": optimal_token,
     "verl/grpo_vectorized": alone_or(
         lambda r, s: group_normalized(r, ddof=1) if s["norm_adv_by_std_in_grpo"] else group_centered(r),
         lambda r, s: r / (1 + 1e-6) if s["norm_adv_by_std_in_grpo"] else r,

@@ -76,7 +76,6 @@ def test_what_compares_samples_needs_them_together():
     split = SimpleNamespace(whole_sequences=False, whole_minibatches=False)
     needs = {"sequence_token_ratio": "whole_sequences", "vespo_ratio": "whole_sequences"}
     needs |= {"keep_high_entropy": "whole_minibatches", "keep_on_policy_sequences": "whole_sequences"}
-    needs |= {"covariance_clipped_ratio": "whole_minibatches"}
     for slot, field in needs.items():
         with pytest.raises(ValueError, match=f"{slot} compares .* set {field}=True in the algorithm"):
             getattr(objectives, slot)(None, split, Hyperparams())
