@@ -75,6 +75,9 @@ class Hyperparams(KnownFields, struct.PyTreeNode):
     """Discount per step in GAE and returns-to-go. Outcome scores are not discounted."""
     gae_lambda: float = number(0.95, SHARE)
     """Trace of generalised advantage estimation: 0 is the one-step error, 1 is return minus value."""
+    critic_lambda: float | None = number(None, SHARE)
+    """Trace of the critic's targets, apart from that of advantages (VAPO, https://arxiv.org/abs/2504.05118); None: the
+    critic learns the advantages plus its values."""
     clip_low: float = number(0.2, NOT_NEGATIVE, limit=True)
     """The probability ratio is clipped from below at 1 - clip_low, so not at all with 1 or more; by gmpo at
     exp(-clip_low)."""

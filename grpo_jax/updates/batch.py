@@ -141,9 +141,11 @@ def _with_baseline(
 def _targets(
     config: Config, trajectory: Trajectory, compared: Trajectory, advantage: jax.Array, hyperparams: Hyperparams
 ) -> jax.Array | None:
-    """The critic's targets `[T, B]`: advantage plus value. Beside a baseline they come from the critic's own values."""
-    if config.algorithm.baseline is not None and trajectory.value is not None:
-        return gae_advantage(trajectory, hyperparams, config.group_size) + trajectory.value
+    """The critic's targets `[T, B]`: advantage plus value; beside a baseline, or at `critic_lambda`, of its own values."""
+    algorithm, trace = config.algorithm, hyperparams.critic_lambda
+    if algorithm.critic is not None and (algorithm.baseline is not None or trace is not None):
+        own = hyperparams if trace is None else hyperparams.replace(gae_lambda=trace)
+        return gae_advantage(trajectory, own, config.group_size) + trajectory.value
     return None if compared.value is None else advantage + compared.value
 
 

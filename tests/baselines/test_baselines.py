@@ -256,6 +256,30 @@ def test_a_critic_beside_a_baseline_values_what_ends_a_window(rollout):
     assert np.array_equal(batch.value, trajectory.value), "the critic's own predictions"
 
 
+@pytest.mark.parametrize("algorithm", [PPO, SAME_STEP_CRITIC], ids=["critic", "critic and baseline"])
+def test_targets_of_a_critic_have_a_trace_of_their_own(rollout, algorithm):
+    trajectory = rollout[1]._replace(valid=rollout[1].ended.cumsum(0) - rollout[1].ended < 2)  # two episodes each
+    traces = np.array([0.0, 0.3, 0.7, 1.0], np.float32)
+    own = HYPERPARAMS.replace(critic_lambda=traces)
+
+    @jax.jit
+    def batches(trajectory, own):
+        batch = functools.partial(batch_of, algorithm._replace(whole_sequences=True), trajectory)
+        axes = jax.tree.map(lambda _: None, HYPERPARAMS).replace(critic_lambda=0)
+        return batch(HYPERPARAMS), jax.vmap(batch, in_axes=(axes,))(own)  # all traces in one program
+
+    plain, traced = batches(trajectory, own)
+    assert np.array_equal(traced.advantage, np.broadcast_to(plain.advantage, (4, 7, 4)))
+    np.testing.assert_allclose(traced.target[2], plain.target, rtol=1e-5)
+    for trace, actual in zip(traces, traced.target, strict=True):
+        after, expected = trajectory.next_value[-1].astype(float), np.zeros((7, 4))
+        for t in reversed(range(7)):
+            value = trajectory.next_value[t]
+            after = np.where(trajectory.truncated[t] | (t == 6), value, (1 - trace) * value + trace * after)
+            after = expected[t] = trajectory.reward[t] + 0.5 * np.where(trajectory.terminated[t], 0, after)
+        np.testing.assert_allclose(actual[plain.mask], expected[plain.mask], rtol=1e-5)
+
+
 def test_nothing_follows_a_limit_that_terminates(rollout):
     trajectory = rollout[1]._replace(terminated=np.zeros_like(rollout[1].ended), truncated=rollout[1].ended)
 

@@ -15,7 +15,7 @@ from grpo_jax.policies import MLP
 from grpo_jax.training.checks import check_read
 
 FIELDS = [field.name for field in dataclasses.fields(Hyperparams)]
-OPTIONAL = ["warmup", "num_iterations", "max_episodes", "beta1", "beta2", "weight_decay"]
+OPTIONAL = ["warmup", "num_iterations", "max_episodes", "critic_lambda", "beta1", "beta2", "weight_decay"]
 LIMITS = "total_steps max_episodes clip_low clip_high value_clip kl_limit reward_clip max_grad_norm".split()
 SIZES = {"environment": Probe(), "num_envs": 4, "num_minibatches": 1, "network": MLP((4,))}
 NORMALIZED = {"normalize_observations": True, "normalize_rewards": True}
@@ -108,6 +108,7 @@ def test_plain_hyperparameters_and_a_users_are_completed_for_an_algorithm():
 
 READ = {
     "by the step": ("grpo", {}, Hyperparams(clip_low=0.1, reward_clip=5.0)),
+    "by the critic": ("ppo", {}, Hyperparams(critic_lambda=np.array([0.9, 0.95]))),
     "by the controller": (HELD, {}, EntropyHyperparams(entropy_target=0.3, entropy_coef=0.1)),
     "by the host": ("grpo", {"schedule": "constant"}, Hyperparams(total_steps=1e4, max_episodes=9.0)),
     "the default in float32": ("grpo", {}, Hyperparams(gae_lambda=float(np.float32(0.95)), kl_target=np.full(2, 0.01))),
@@ -122,6 +123,7 @@ def test_what_is_read_may_change(algorithm, fields, hyperparams):
 
 UNREAD = {
     "trace": ("grpo", {}, {"gae_lambda": np.array([0.9, 0.95])}, r"by grpo: gae_lambda=.0\.9 +0\.95.; leave"),
+    "critic": ("same_step_gae", {"num_steps": 4}, {"critic_lambda": 1.0}, "critic_lambda=1.0"),
     "clip": ("sapo", {}, {"clip_low": 0.1}, "clip_low=0.1"),
     "optimiser": ("ppo", {"optimizer": "sgd"}, {"beta2": 0.9, "weight_decay": 0.1}, "beta2=0.9, weight_decay=0.1"),
     "target": ("grpo", {}, {"kl_target": 0.5}, "kl_target=0.5"),
