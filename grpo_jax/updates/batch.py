@@ -141,7 +141,7 @@ def _with_baseline(
 def _targets(
     config: Config, trajectory: Trajectory, compared: Trajectory, advantage: jax.Array, hyperparams: Hyperparams
 ) -> jax.Array | None:
-    """The critic's targets `[T, B]`: advantage plus value; beside a baseline, or at `critic_lambda`, of its own values."""
+    """The critic's targets `[T, B]`: advantage plus value; beside a baseline or at `critic_lambda`, of its values."""
     algorithm, trace = config.algorithm, hyperparams.critic_lambda
     if algorithm.critic is not None and (algorithm.baseline is not None or trace is not None):
         own = hyperparams if trace is None else hyperparams.replace(gae_lambda=trace)

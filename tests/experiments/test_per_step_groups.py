@@ -1,0 +1,44 @@
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from experiments.per_step_groups import GR2PO, OWN_STARTS, per_step_normalized
+from grpo_jax import Config, Hyperparams, make_init
+from grpo_jax.policies import MLP
+from grpo_jax.rollouts.rollout import Simulator
+
+T, GROUPS, MEMBERS = 7, 3, 5
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+def test_returns_to_go_are_compared_at_each_step(scale):
+    """Against loops in float64; a member counts until its episode ends, and the first group's members are equal."""
+    rng = np.random.default_rng(0)
+    reward = (scale * rng.normal(size=(T, GROUPS, MEMBERS))).astype(np.float32)
+    last = rng.integers(0, T, (GROUPS, MEMBERS))
+    last[1] = [T - 1, 0, 1, 1, 2]  # one plays alone at the end
+    reward[:, 0], last[0] = reward[:, 0, :1], T - 2
+    step = np.arange(T)[:, None, None]
+    arrays = {"reward": np.where(step <= last, reward, 0), "ended": step == last, "valid": step <= last}
+    trajectory = types.SimpleNamespace(**{name: each.reshape(T, -1) for name, each in arrays.items()})
+    actual = per_step_normalized(trajectory, Hyperparams(discount=0.9), MEMBERS)
+
+    returns, expected = np.zeros((T + 1, GROUPS, MEMBERS)), np.zeros((T, GROUPS, MEMBERS))
+    for t in reversed(range(T)):
+        returns[t] = arrays["reward"][t] + np.float32(0.9) * returns[t + 1]
+        for g in range(GROUPS):
+            playing = returns[t, g, t <= last[g]]
+            expected[t, g, t <= last[g]] = (playing - playing.mean()) / (playing.std() + 1e-6) if len(playing) else 0
+    expected[:, 0] = 0
+    assert (expected[3:, 1] == 0).all() and not np.asarray(actual).reshape(T, GROUPS, MEMBERS)[:, 0].any()
+    np.testing.assert_allclose(actual, expected.reshape(T, -1), rtol=1e-4, atol=1e-5)
+
+
+def test_a_group_of_all_environments_has_many_starts():
+    algorithm = GR2PO._replace(start=OWN_STARTS)
+    config = Config("Pendulum-v1", algorithm=algorithm, num_envs=4, group_size=4, num_minibatches=1, network=MLP((4,)))
+    state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams())
+    begun = OWN_STARTS.begin(Simulator(config.env, config.policy, state.params), state.rollout, state.key, 4)
+    assert config.num_groups == 1 and len(np.unique(begun.observation, axis=0)) == 4
