@@ -35,10 +35,7 @@ FLAGS = (
 
 @dataclasses.dataclass(kw_only=True)
 class Arguments:
-    """Everything is made here and written to a folder; further flags are those of `grpo-jax lm`.
-
-    For process supervision: --reward experiments.reasoning:right_steps --process-rewards --algorithm grpo_process.
-    """
+    """Everything is made here and written to a folder; further flags are those of `grpo-jax lm`."""
 
     out: Path = Path("runs/reasoning")
     """Folder for prompts.jsonl, held_out.jsonl, demonstrations.jsonl, start (the model after these) and run."""
@@ -101,22 +98,14 @@ def well_formed(completions: Sequence[str]) -> list[float]:
     return [float(bool(FORMAT.fullmatch(completion))) for completion in completions]
 
 
-def right_steps(completions: Sequence[str], steps: Sequence[Sequence[str]]) -> list[list[tuple[int, float]]]:
-    """For each line within <think>, in which character it ends and its reward, as a list of (position, number).
-
-    Of n lines and m right steps, a line that is the right step in its place gets 1 / max(n, m), and any other line 0.
-    """
-    payments = []
+def right_steps(completions: Sequence[str], steps: Sequence[Sequence[str]]) -> list[float]:
+    """Of n lines within <think> and m right steps, the lines that are the right step in their place, over max(n, m)."""
+    shares = []
     for completion, right in zip(completions, steps, strict=True):
-        match, paid = FORMAT.match(completion), []
-        lines, end = (match[1].split("\n"), match.start(1)) if match else ([], 0)
-        for number, line in enumerate(lines):
-            end += len(line)
-            is_right = right[number : number + 1] == [line]
-            paid.append((end, is_right / max(len(lines), len(right))))
-            end += 1  # the line break
-        payments.append(paid)
-    return payments
+        match = FORMAT.match(completion)
+        lines = match[1].split("\n") if match else []
+        shares.append(sum(map(str.__eq__, lines, right)) / max(len(lines), len(right)))
+    return shares
 
 
 def write_problems(arguments: Arguments) -> None:

@@ -46,7 +46,6 @@ SUITE = {
     "xland:MiniGrid-DoorKey-5x5": Entry(1_000_000, f"0.964 at 100k ([MiniGrid, SB3 zoo]({ZOO}))"),
     "xland:MiniGrid-EmptyRandom-5x5": Entry(1_000_000, f"0.968 at 100k ([MiniGrid, SB3 zoo]({ZOO}))"),
     "xland:MiniGrid-Unlock": Entry(1_000_000, f"0.963 at 100k ([MiniGrid, SB3 zoo]({ZOO}))"),
-    "xland:XLand-MiniGrid-R1-9x9/trivial-21k": Entry(100_000_000),
     "jumanji:Snake-v1": Entry(256_000_000),
     "jumanji:Game2048-v1": Entry(96_000_000),
     "playground:CartpoleBalance": Entry(60_000_000, f"263 untrained, 999 at 50M ([REPPO]({REPPO}))"),

@@ -1,7 +1,6 @@
 """Calls of the host by compiled programs: rewards in Python, and simulators that are not JAX programs."""
 
 import asyncio
-import atexit
 import contextlib
 import functools
 import logging
@@ -101,38 +100,13 @@ def run_async(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """The result of a coroutine, run in the one event loop of this process.
 
     The loop runs in a thread of its own, so that semaphores and connections of a module serve all calls, also where
-    the calling thread has a loop, as a notebook's. It is closed when the process ends.
+    the calling thread has a loop, as a notebook's.
     """
-    with _starting:
-        loop, thread = _event_loop()
-    if threading.current_thread() is thread:
-        coroutine.close()
-        raise RuntimeError("an async function called run_async, which would wait for itself; use await")
-    future = asyncio.run_coroutine_threadsafe(coroutine, loop)
-    try:
-        return future.result()
-    except BaseException:
-        future.cancel()
-        raise
-
-
-_starting = threading.Lock()
+    return asyncio.run_coroutine_threadsafe(coroutine, _event_loop()).result()
 
 
 @functools.cache
-def _event_loop() -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
-    runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
-    loop = runner.get_loop()
-
-    def serve() -> None:
-        with runner:  # which then cancels what is left
-            loop.run_forever()
-
-    def close() -> None:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(timeout=5)
-
-    thread = threading.Thread(target=serve, name="grpo_jax async", daemon=True)
-    thread.start()
-    atexit.register(close)
-    return loop, thread
+def _event_loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="grpo_jax async", daemon=True).start()
+    return loop

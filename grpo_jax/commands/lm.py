@@ -47,7 +47,6 @@ def make_task(arguments: Arguments) -> LanguageTask:
         rewards=tuple(map(load_reward, arguments.reward)),
         held_out=held_out,
         max_completion=arguments.max_completion,
-        process_rewards=arguments.process_rewards,
         stop_strings=arguments.stop_strings,
     )
 
@@ -96,7 +95,7 @@ def make_plan(arguments: Arguments, task: LanguageTask) -> RunSpec:
 
 def main(arguments: Arguments) -> None:
     need_one_process("language models")
-    console = make_console(width=80)
+    console = make_console(width=80, stderr=arguments.format != "table")
     console.print(f"Reading prompts from {arguments.prompts}", soft_wrap=True)
     task = make_task(arguments)
     console.print(f"Loading the weights of {arguments.model}", soft_wrap=True)

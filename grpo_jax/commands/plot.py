@@ -136,11 +136,10 @@ def main(arguments: Arguments) -> None:
         raise ConfigError(f"--out {out} is no picture: use {', '.join(PICTURES)}, or a folder")
     runs = read_all(arguments.runs, arguments.metric)
     plot(runs, arguments.metric, path)
-    console = make_console()
+    console = make_console(stderr=arguments.format != "table")
     print_table(console, table(runs), arguments.format)
-    if arguments.format == "table":  # else what is printed may go into a file
-        console.print(f"Returns: {describe_seeds(min(run.chunk.steps.shape[1] for run in runs))}", soft_wrap=True)
-        console.print(f"Curves in {path}", soft_wrap=True)
+    console.print(f"Returns: {describe_seeds(min(run.chunk.steps.shape[1] for run in runs))}", soft_wrap=True)
+    console.print(f"Curves in {path}", soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ import contextlib
 import copy
 import inspect
 import math
-import operator
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence, ValuesView
 from decimal import Decimal
@@ -23,9 +22,6 @@ from grpo_jax.language.prompts import RESERVED
 
 EXAMPLE = "def reward(prompts, completions, **fields): return [0.0 for completion in completions]"
 
-Payments = list[tuple[int | None, float]]
-"""The rewards of a completion: up to which character, None for the whole, and the value."""
-
 
 class RewardError(ConfigError):
     """A reward function failed: which one, at which completion or line, and what to do."""
@@ -35,8 +31,8 @@ class Reward(NamedTuple):
     """One part of the reward, which is the weighted sum of its parts."""
 
     name: str  # also names the environment's traced parameter with the weight
-    # (prompts, completions, **fields) -> for each completion a number, None if the reward does not apply to it, or a
-    # list of (position, number); may be async
+    # (prompts, completions, **fields) -> a number for each completion, None if the reward does not apply to it; may be
+    # async
     function: Callable
     weight: float = 1.0
 
@@ -98,8 +94,8 @@ def check_rewards(rewards: Sequence[Reward], fields: Sequence[str], source: str)
                 raise ConfigError(f"the reward {reward.name!r} needs {name!r}, but {has}: {advice}")
 
 
-def call_rewards(rewards: Sequence[Reward], arguments: Mapping[str, Sequence]) -> list[list[Payments | None]]:
-    """What each of the `K` rewards pays for each of `N` completions, None where it does not apply.
+def call_rewards(rewards: Sequence[Reward], arguments: Mapping[str, Sequence]) -> tuple[np.ndarray, np.ndarray]:
+    """The value of each of `K` rewards of `N` completions, float32 `[N, K]`, 0 if it does not apply, and if it does.
 
     A function gets copies of the arguments that it names. Those that are async run at the same time, in the event loop
     of the process (`run_async`). Each is called once, also if it raises an error, of which a RewardError is made.
@@ -111,27 +107,18 @@ def call_rewards(rewards: Sequence[Reward], arguments: Mapping[str, Sequence]) -
     """
     arguments = {name: list(values) for name, values in arguments.items()}
     texts, results = [text_of(completion) for completion in arguments["completions"]], []
-    with contextlib.ExitStack() as unfinished:
-        for reward in rewards:
-            with _errors_of(reward, texts):
-                results.append(_listed(reward.function(**_arguments(reward, arguments))))
-            if inspect.iscoroutine(results[-1]):
-                unfinished.callback(results[-1].close)
-        if any(map(inspect.isawaitable, results)):
-            results = run_async(_finished(rewards, results, texts, unfinished))
-    payments = [_checked(reward.name, values, texts) for reward, values in zip(rewards, results, strict=True)]
-    for paid, text in zip(zip(*payments, strict=True), texts, strict=True):
-        if all(each is None for each in paid):
-            names = ", ".join(reward.name for reward in rewards)
-            none = f"no reward applies to the completion {text!r:.200}, as {names} returned None for it"
-            raise RewardError(f"{none}; let one of them return a number, such as 0")
-    return payments
-
-
-def totals(payments: list[list[Payments | None]]) -> tuple[np.ndarray, np.ndarray]:
-    """The value of each reward for each completion, float32 `[N, K]`, 0 if it does not apply, and whether it does."""
-    values = [[sum(value for _, value in paid or ()) for paid in each] for each in payments]
-    return np.array(values, np.float32).T, np.array([[paid is not None for paid in each] for each in payments]).T
+    for reward in rewards:
+        with _errors_of(reward, texts):
+            results.append(_listed(reward.function(**_arguments(reward, arguments))))
+    if any(map(inspect.isawaitable, results)):
+        results = run_async(_finished(rewards, results, texts))
+    columns = [_checked(reward.name, values, texts) for reward, values in zip(rewards, results, strict=True)]
+    applies = np.array([[value is not None for value in each] for each in columns]).T
+    for row in np.flatnonzero(~applies.any(axis=1)):
+        names = ", ".join(reward.name for reward in rewards)
+        none = f"no reward applies to the completion {texts[row]!r:.200}, as {names} returned None for it"
+        raise RewardError(f"{none}; let one of them return a number, such as 0")
+    return np.array([[value or 0.0 for value in each] for each in columns], np.float32).T, applies
 
 
 def text_of(completion: Any) -> Any:
@@ -158,14 +145,13 @@ def _listed(values: Any) -> Any:
     return list(values) if isinstance(values, Iterator) else values
 
 
-async def _finished(rewards: Sequence[Reward], results: list, texts: list, unfinished: contextlib.ExitStack) -> list:
+async def _finished(rewards: Sequence[Reward], results: list, texts: list) -> list:
     """The results, with what those that are awaitable give; they are awaited together."""
 
     async def finish(reward: Reward, result: Any) -> Any:
         with _errors_of(reward, texts):
             return _listed(await result) if inspect.isawaitable(result) else result
 
-    unfinished.pop_all()  # from here on the event loop closes them
     tasks = [asyncio.ensure_future(finish(*each)) for each in zip(rewards, results, strict=True)]
     try:
         return await asyncio.gather(*tasks)
@@ -189,8 +175,8 @@ def _errors_of(reward: Reward, texts: list) -> Iterator[None]:
         ) from error
 
 
-def _checked(name: str, values: Any, texts: list) -> list[Payments | None]:
-    """What the reward function of that name paid for each completion; RewardError for anything but a reward of each."""
+def _checked(name: str, values: Any, texts: list) -> list[float | None]:
+    """The numbers that the reward function of that name returned; RewardError for anything but one of each text."""
     found = _as_list(values)
     if found is None or len(found) != len(texts):
         wrong = f"{values!r:.200}" if found is None else f"{len(found)} values"
@@ -198,18 +184,14 @@ def _checked(name: str, values: Any, texts: list) -> list[Payments | None]:
             f"the reward {name!r} returned {wrong}; return a list with one number for each of the {len(texts)} "
             f"completions, in their order: {EXAMPLE}"
         )
-    payments: list[Payments | None] = []
-    for value, text in zip(found, texts, strict=True):
-        is_list = isinstance(value, list | tuple)
-        payments.append(None if value is None else _steps(value) if is_list else [(None, _number(value))])
-        for end, number in payments[-1] or ():
-            if not math.isfinite(number) or not (end is None or 0 < end <= len(text)):
-                raise RewardError(
-                    f"the reward {name!r} returned {value!r:.200} for the completion {text!r:.200}; return a finite "
-                    "number for every completion, None where it does not apply, or a list of (position, number), one "
-                    f"for each step: its position is the number of characters up to its end, from 1 to {len(text)}"
-                )
-    return payments
+    numbers = [None if value is None else _number(value) for value in found]
+    for number, value, text in zip(numbers, found, texts, strict=True):
+        if number is not None and not math.isfinite(number):
+            raise RewardError(
+                f"the reward {name!r} returned {value!r:.200} for the completion {text!r:.200}; return a finite number "
+                "for every completion, or None where it does not apply"
+            )
+    return numbers
 
 
 def _as_list(values: Any) -> list | None:
@@ -219,14 +201,6 @@ def _as_list(values: Any) -> list | None:
         return None
     index = getattr(values, "index", None)  # a series of pandas may have another order than the completions
     return list(values) if index is None or callable(index) or list(index) == list(range(len(values))) else None
-
-
-def _steps(pairs: Sequence[Any]) -> Payments:
-    """Pairs (position, number); a NaN for anything else."""
-    try:
-        return [(operator.index(end), _number(value)) for end, value in pairs]
-    except (TypeError, ValueError):
-        return [(None, math.nan)]
 
 
 def _number(value: Any) -> float:

@@ -34,11 +34,10 @@ def judge(_, completions):
 def curves(folder, *, received=(), checkpoint_every=None, stop_at_reward=None):
     """Of a task whose prompts are "a" for training, and "b" and a chat that ends with "c"."""
     recording = SimpleNamespace(wandb=None, checkpoint_every=checkpoint_every)
-    seconds = {"rollouts": 2.0, "updates": 1.0, "rewards": 1.0}
     task = SimpleNamespace(
         num_training=1,
         tokens=np.zeros((3, 4), int),
-        times=SimpleNamespace(begin=lambda phase: None, take=lambda: seconds),
+        reward_times=[0.25, 3.0, 0.5],
         judge=judge,
         rewards=[SimpleNamespace(name="five", weight=1.0), SimpleNamespace(name="length", weight=0.0)],
         is_cut=lambda completions: (completions >= 0).all(-1),
@@ -73,7 +72,7 @@ def test_a_point_has_the_means_of_each_seed(tmp_path, capsys):
     assert point["cut"] == [0.5, 0.25] and point["all_equal"] == [1.0, 0.5]
     assert point["pass_at_k"] == {"1": [0.5, 0.75], "2": [0.5, 1.0]}
     printed = capsys.readouterr().out
-    assert "rollouts 200 tokens/s, updates 400 tokens/s, rewards 25% of the time" in printed
+    assert "Rewards took 0.5 s an iteration" in printed
     assert "Held-out prompts after 2 iterations: five 0.625, length 2.500; pass@1 0.625, pass@2 0.750" in printed
     measured.finish()
     assert (tmp_path / "held_out.png").exists()

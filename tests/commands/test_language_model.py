@@ -116,7 +116,6 @@ def test_a_reward_that_fails_loses_nothing(folder, capsys):
     assert iterations == list(range(20))
     points = written("held_out.json")
     assert [point["iteration"] for point in points] == [0, 5, 10, 15, 20]
-    assert all(point["seconds"]["updates"] > 0 for point in points[1:])  # also of the one that the run goes on from
 
 
 @pytest.mark.slow
@@ -164,7 +163,7 @@ def test_what_one_watches(folder, capsys):
     assert [sample["iteration"] for sample in samples] == [0, 0, 2, 2]
     assert all("7" not in text[:-1] for sample in samples for text in [*sample["sampled"], sample["greedy"]])
     printed = capsys.readouterr().out
-    assert "tokens a seed" in printed and "Training since the last measurement: rollouts " in printed
+    assert "tokens a seed" in printed and "Rewards took " in printed
     assert printed.index("Reading prompts from") < printed.index("Loading the weights") < printed.index("compiling")
     assert "iteration 1, reward" in printed and "iteration 2, reward" in printed and "tokens/s" in printed
     assert "steps" not in printed and "groups with a difference: " in printed and "tiny with prompts.jsonl" in printed

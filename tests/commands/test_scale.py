@@ -55,7 +55,7 @@ def test_the_backend_chooses_and_flags_win(monkeypatch, capsys):
     assert parsed("--total-steps", "2e7") == parsed("--scale=gpu") == (64, 128, 8, 5e-3)
     capsys.readouterr()
     assert parsed("--scale", "gpu", "--total-steps", "2e7") == (4096, 16, 8, 8.4e-3)
-    said = capsys.readouterr().out
+    said = capsys.readouterr().err
     assert said.startswith("tuned for ppo on Breakout-MinAtar (--scale gpu): ")
     assert "num_envs 4096" in said and "learning_rate 0.0084" in said and "num_steps 16" in said
     for backend in ("gpu", "tpu"):

@@ -32,7 +32,7 @@ def test_train_writes_its_results(tmp_path, capsys):
         "num_seeds": 2,
         "evaluation": EvaluationArguments(num_final=8),
     }
-    arguments = train.Arguments(config=CONFIG, out=tmp_path / "out", **options)
+    arguments = train.Arguments(config=CONFIG, out=tmp_path / "out", format="csv", **options)
     train.main(arguments)
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     (run,) = summary["runs"]
@@ -47,8 +47,9 @@ def test_train_writes_its_results(tmp_path, capsys):
     assert all(line["run"] == {"values": {"name": "ppo"}, "environment": "Catch-bsuite"} for line in lines)
     assert len(lines[0]["episode/return_mean"]) == 2
     assert (tmp_path / "out" / "learning_curves.png").read_bytes().startswith(b"\x89PNG")
-    said = capsys.readouterr().out
-    assert "final return" in said and "final evaluation, 8 sampled episodes each" in said and " kB)" in said
+    table, said = capsys.readouterr()
+    assert [line.partition(",")[0] for line in table.splitlines()] == ["run", "ppo"], "for a file, the table alone"
+    assert "final evaluation, 8 sampled episodes each" in said and " kB)" in said
     # A mistake is found before the folder is made.
     with pytest.raises(FileExistsError, match="another folder"):
         train.main(arguments)
@@ -102,7 +103,7 @@ def test_tuned_is_what_the_command_has_and_says(capsys):
         texts = {name: "memory_length=3" if name == "env_params" else str(value) for name, value in fields.items()}
         parsed = train.parse(train.Arguments, [word for name, text in texts.items() for word in (f"--{name}", text)])
         assert tuned(**fields) == (parsed.config, parsed.hyperparams)
-    said = capsys.readouterr().out
+    said = capsys.readouterr().err
     assert said.startswith("tuned for ppo on CartPole-v1: entropy_coef 0.01; flags override\n")
     assert "network mlp" in said.splitlines()[1] and "network" not in said.splitlines()[2]
     config, _ = tuned(Echo(), PPO._replace(start=ANCHORED))
@@ -117,8 +118,9 @@ def test_auto_is_resolved_before_the_tuned_settings(tmp_path, capsys):
         config = train.parse(train.Arguments, ["--algorithm", "auto", *flags]).config
         return name_of(config.algorithm), config.num_envs
 
+    flags._say.cache_clear()
     assert parse() == ("ppo", 32), "tuned for PPO"
-    assert capsys.readouterr().out.startswith("--algorithm auto is ppo: a critic learns from every step; try grpo if")
+    assert capsys.readouterr().err.startswith("--algorithm auto is ppo: a critic learns from every step; try grpo if")
     assert parse("--environment", "tokens:sort-3") == ("grpo", 512)
     file = tmp_path / "fields.json"
     file.write_text(

@@ -144,34 +144,11 @@ def test_a_model_on_two_devices_is_as_on_one(model, axis):
         np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-4)
 
 
-def test_steps_are_paid_by_the_tokens_that_end_them(model):
-    """A token is a byte; the last one is the end token, which has no text."""
-    by_line = Reward("by_line", lambda completions: [[(2, 1), (len(text), 0.5)] for text in completions])
-    rewards = by_line, Reward("lengths", lengths)
-    task = make_task(model, rewards=rewards, max_completion=6, process_rewards=True)
-    tokens = np.full((2, 6), -1)
-    for row, text in enumerate(("é\na", "12\n4")):
-        ids = [*model.tokenizer.encode(text), END]
-        tokens[row, : len(ids)] = ids
-    assert task.judge(np.zeros(2, int), tokens)[0].tolist() == [[1.5, 3], [1.5, 4]]
-    values, rewarded = task.judge(np.zeros(2, int), tokens, steps=True)
-    assert values.shape == (2, 6, 2) and values[..., 1].tolist() == [[0, 0, 0, 0, 3, 0], [0, 0, 0, 0, 4, 0]]
-    assert values[..., 0].tolist() == [[0, 0, 1, 0.5, 0, 0], [0, 1, 0, 0.5, 0, 0]], "the first character has two bytes"
-    assert rewarded.any(-1).tolist() == [[0, 0, 1, 1, 1, 0], [0, 1, 0, 1, 1, 0]]
-
-    states = Completion(np.zeros(2, np.int32), tokens.astype(np.int32), np.array([5, 5], np.int32))
-    weights = {"by_line": np.float32([1, 2]), "lengths": np.float32([0.1, 0.2])}
-    parts = jax.jit(language_environment(task).outcome)(states, weights)
-    assert (parts.values == values).all() and (parts.rewarded == rewarded).all()
-    assert parts.weights[1].tolist() == [[2, np.float32(0.2)]] * 6
-
-
-@pytest.mark.parametrize("process_rewards", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_reward_of_none_counts_in_no_mean_and_no_deviation(model, process_rewards):
+def test_a_reward_of_none_counts_in_no_mean_and_no_deviation(model):
     """The first is 1 wherever it applies, and the second always, so there is nothing to learn."""
     odd = Reward("odd", lambda completion_ids: [1.0 if ids[0] % 2 else None for ids in completion_ids])
     rewards = odd, Reward("one", lambda completions: [1.0] * len(completions))
-    task = make_task(model, rewards=rewards, max_completion=2, process_rewards=process_rewards)
+    task = make_task(model, rewards=rewards, max_completion=2)
     sizes = {"num_envs": 16, "group_size": 16, "num_minibatches": 1, "num_epochs": 1}
     config = Config(environment=language_environment(task), algorithm="gdpo", network=model.architecture, **sizes)
     _, metrics = jax.jit(make_train_step(config))(begin(config))
@@ -213,16 +190,6 @@ def test_a_model_completes_texts(model):
     assert any(text[-1:] in ("e", "7") for text in first) and not any({"e", "7"} & {*text[:-1]} for text in first)
     with pytest.raises(ConfigError, match="samples need a key"):
         model.complete(["345"], num_samples=2)
-
-
-def test_time_goes_to_rollouts_rewards_and_updates(model, monkeypatch):
-    task, clock, prompt = make_task(model), iter([0.0, 1.0, 3.0, 6.0, 10.0]), np.array([0])
-    monkeypatch.setattr("grpo_jax.language.task.time.perf_counter", lambda: next(clock))
-    task.tokens_of(prompt), task.tokens_of(prompt)
-    task.score_in_callback(prompt, np.array([[5, END, -1, -1]]))
-    task.times.begin(None)
-    assert task.times.take() == {"rollouts": 3.0, "rewards": 3.0, "updates": 4.0}
-    assert set(task.times.take().values()) == {0.0}
 
 
 def test_what_does_not_fit_the_model_is_named(model):

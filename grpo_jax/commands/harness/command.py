@@ -121,13 +121,14 @@ def new_folder(name: str) -> Path:
     return Path("runs") / f"{name}_{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}"
 
 
-def make_console(*, width: int = 1000, quiet: bool = False) -> Console:
+def make_console(*, width: int = 1000, quiet: bool = False, stderr: bool = False) -> Console:
     """A console that prints brackets and colons as they are; `width` is that of files and pipes.
 
+    With a --format it is standard error, so that a file of standard output has the table alone.
     Print lines that contain a path with `soft_wrap`, so that the path can be copied.
     """
     width = None if sys.stdout.isatty() else width
-    return Console(width=width, quiet=quiet, markup=False, emoji=False, highlight=False)
+    return Console(width=width, quiet=quiet, stderr=stderr, markup=False, emoji=False, highlight=False)
 
 
 def num_cores() -> int:

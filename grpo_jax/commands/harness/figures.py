@@ -71,17 +71,17 @@ def table(runs: Sequence[Run]) -> list[Row]:
 
 
 def print_table(console: Console, rows: Sequence[Row], form: Form = "table", title: str = "") -> None:
-    """Prints a table of rows with the same columns."""
+    """Prints a table of rows with the same columns; in another form than a table, to standard output."""
     header, texts = [*rows[0]], [[*map(as_text, row.values())] for row in rows]
     if form == "table":
         columns = (Column(name, overflow="fold") for name in header)  # a narrow terminal cuts no number
         rendered = Table(*columns, box=rich.box.SIMPLE_HEAD, collapse_padding=True, title=title)
         for row in texts:
             rendered.add_row(*row)
-        return console.print(rendered)
-    if form == "csv":
-        return console.out(csv_table(rows), end="")
-    return console.out((markdown_table if form == "markdown" else latex_table)(header, texts), end="")
+        console.print(rendered)
+    elif not console.quiet:
+        make = {"markdown": markdown_table, "latex": latex_table}.get(form)
+        print(make(header, texts) if make else csv_table(rows), end="")
 
 
 def as_text(cell: Cell) -> str:

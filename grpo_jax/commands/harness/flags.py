@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -91,8 +92,7 @@ def parse(arguments: type, flags: Sequence[str], algorithms: Sequence[str] = ())
     algorithm = chosen.algorithm or from_file.get("algorithm", Config.algorithm)
     if algorithm == "auto":
         name, reason = automatic_algorithm(make_environment(environment).prompt is not None)
-        if is_process_zero():
-            print(f"--algorithm auto is {name}: {reason}")
+        _say(f"--algorithm auto is {name}: {reason}")
         return parse(arguments, [*flags, "--algorithm", name], algorithms)
     kind = hyperparams_class(flags, algorithms)
     words = (word.partition("=")[0] for word in flags if word.startswith("--"))
@@ -164,7 +164,7 @@ def _tuned_line(run: str, fields: Mapping[str, Any], hyperparams: Hyperparams) -
 @functools.cache  # a line for all the settings of a sweep that have it
 def _say(line: str) -> None:
     if line and is_process_zero():
-        print(line)
+        print(line, file=sys.stderr)  # standard output may be a table for a file
 
 
 def _complete(network: str, values: dict[str, Any]) -> None:

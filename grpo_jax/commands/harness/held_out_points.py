@@ -15,8 +15,7 @@ from grpo_jax.recording.statistics import describe_seeds
 
 _MEANS = list[float | None]
 _KINDS = {
-    **{"iteration": int, "tokens": list[int], "seconds": dict[str, float]},
-    **{"cut": _MEANS, "all_equal": _MEANS, "length": _MEANS},
+    **{"iteration": int, "tokens": list[int], "cut": _MEANS, "all_equal": _MEANS, "length": _MEANS},
     **{name: dict[str, _MEANS] for name in ("rewards", "errors", "greedy", "pass_at_k")},
 }
 

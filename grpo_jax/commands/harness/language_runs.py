@@ -82,10 +82,6 @@ class HeldOutCurves:
     def __call__(self, progress: Progress, chunk: Chunk | None) -> Progress | None:
         """Adds a point if it is time for one; the callback of `Study.train`."""
         self.states = progress.states
-        self.task.times.begin(None)
-        if chunk is None:
-            self.task.times.take()  # of what came before training
-            self._made = progress.steps
         if self._received and not self.arguments.recording.checkpoint_every:
             raise StopSignal(self._received[0], self.folder)
         iteration, every = progress.iteration, self._every
@@ -128,8 +124,6 @@ class HeldOutCurves:
         iteration, steps, completions = progress.iteration, progress.steps, self._complete(progress.states)
         prompts = np.broadcast_to(self._prompts[:, None], completions.shape[:3])
         values, rewarded = self.task.judge(prompts, completions)
-        seconds = self.task.times.take()
-        made, self._made = (steps - self._made).sum(), steps
         self._write_samples(iteration, completions, values)
         greedy = _means(values[:, :, -1:], rewarded[:, :, -1:])
         completions, values, rewarded = (each[:, :, :-1] for each in (completions, values, rewarded))
@@ -140,7 +134,6 @@ class HeldOutCurves:
             {
                 "iteration": iteration,
                 "tokens": steps.tolist(),
-                "seconds": seconds,
                 "rewards": self._by_name(_means(values, rewarded)),
                 "errors": self._by_name(means.std(1) / math.sqrt(means.shape[1])),
                 "greedy": self._by_name(greedy),
@@ -151,10 +144,8 @@ class HeldOutCurves:
             }
         )
         write_json(self._path, self.points)
-        if made:
-            rates = (f"{name} {made / seconds[name]:,.0f} tokens/s" for name in ("rollouts", "updates"))
-            share = f"rewards {seconds['rewards'] / sum(seconds.values()):.0%} of the time"
-            self.console.print(f"Training since the last measurement: {', '.join(rates)}, {share}", soft_wrap=True)
+        if times := self.task.reward_times:
+            self.console.print(f"Rewards took {np.median(times):.2g} s an iteration", soft_wrap=True)
         self._show(iteration, completions[0, :, 0], values[0, :, 0])
         total = values @ [reward.weight for reward in self.task.rewards]
         if advice := not iteration and advise(self.points[0], self._names[0], np.ptp(total, -1).any()):

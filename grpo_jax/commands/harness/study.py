@@ -159,7 +159,7 @@ def study_options(name: str, arguments: StudyArguments) -> dict[str, Any]:
         "recording": dataclasses.replace(arguments.recording, out=out or new_folder(name)),
         "evaluate": arguments.evaluation.make(),
         "mesh": make_mesh(**mesh_sizes(sizes, "--mesh")) if sizes else None,
-        "console": make_console(quiet=not is_process_zero()),
+        "console": make_console(quiet=not is_process_zero(), stderr=arguments.format != "table"),
         "compilation_cache": arguments.compilation_cache,
         "score": sampled_return(arguments.evaluation.num_final),
     }

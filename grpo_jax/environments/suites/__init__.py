@@ -54,11 +54,11 @@ def from_suite(suite: str, name: str) -> Any:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):  # MJX prints that it has no warp
             if suite in NAMES:
                 warnings.simplefilter("ignore")  # brax recommends MJX's own suites
-                known, world = NAMES[suite](), name.partition("/")[0]
-                if world not in known:
-                    raise ConfigError(f"{suite} has no environment {name!r}: {nearest(world, known)}")
+                known = NAMES[suite]()
+                if name not in known:
+                    raise ConfigError(f"{suite} has no environment {name!r}: {nearest(name, known)}")
             return SUITES[suite](name)
     except ImportError as error:
         raise ConfigError(f"'{suite}:{name}' needs {suite}: {pip_install(suite)} ({error})") from error
-    except (OSError, LookupError, subprocess.CalledProcessError) as error:  # robots, levels, rulesets
+    except (OSError, LookupError, subprocess.CalledProcessError) as error:  # robots, levels
         raise ConfigError(f"'{suite}:{name}' needs data that could not be downloaded: {error}") from error

@@ -3,8 +3,6 @@
 import dataclasses
 import inspect
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +10,7 @@ import numpy as np
 
 from grpo_jax.environments.parameters import Timed, TimedState, TimeLimit
 from grpo_jax.environments.spaces import Discrete
-from grpo_jax.errors import ConfigError, nearest
+from grpo_jax.errors import ConfigError
 
 SIZES = 11, 6, 4
 """Numbers of the kinds of entities, of colors, and of states (of a door) or directions (of the player)."""
@@ -72,14 +70,9 @@ class Navix(Timed):
 
 
 class XLand:
-    """An environment of XLand-MiniGrid, with its own time limit.
+    """A port of MiniGrid in XLand-MiniGrid, such as "xland:MiniGrid-DoorKey-5x5", with its own time limit.
 
-    The observation is what the agent sees, a tile and a color for each cell, each one-hot: `[V, V, 25]`. A goal and its
-    rules are not observed.
-
-    Args:
-      name: a port of MiniGrid, such as "MiniGrid-DoorKey-5x5"; or a world and a benchmark, such as
-        "XLand-MiniGrid-R1-9x9/trivial-21k", of which each reset draws a ruleset.
+    The observation is what the agent sees, a tile and a color for each cell, each one-hot: `[V, V, 25]`.
     """
 
     def __init__(self, name: str):
@@ -87,25 +80,17 @@ class XLand:
         from xminigrid.core.constants import NUM_COLORS, NUM_TILES
         from xminigrid.types import TimeStep
 
-        world, _, benchmark = name.partition("/")
-        if world.startswith("XLand") != bool(benchmark):
-            raise ConfigError(
-                f"'xland:{name}': a world named XLand has no goal without a benchmark, and others have one; write "
-                "'xland:XLand-MiniGrid-R1-9x9/trivial-21k' or 'xland:MiniGrid-DoorKey-5x5', say"
-            )
-        self.name, self._rulesets, self._timestep = f"xland:{name}", _rulesets(benchmark), TimeStep
-        self.inner, self._params = xminigrid.make(world)
+        if name.startswith("XLand"):
+            raise ConfigError(f"'xland:{name}' has no goal of its own; write 'xland:MiniGrid-DoorKey-5x5', say")
+        self.name, self._timestep = f"xland:{name}", TimeStep
+        self.inner, self._params = xminigrid.make(name)
         self.default_params, self._sizes = TimeLimit(self._params.max_steps), (NUM_TILES, NUM_COLORS)
 
     def action_space(self, params):
         return Discrete(self.inner.num_actions(self._params))
 
     def reset_env(self, key, params):
-        settings = self._params
-        if self._rulesets is not None:
-            key, key_ruleset = jax.random.split(key)
-            settings = dataclasses.replace(settings, ruleset=self._rulesets.sample_ruleset(key_ruleset))
-        timestep = self.inner.reset(settings, key)
+        timestep = self.inner.reset(self._params, key)
         return one_hot_layers(timestep.observation, self._sizes), timestep.state
 
     def step_env(self, key, state, action, params):
@@ -124,23 +109,6 @@ class XLand:
         state = jax.tree.map(jnp.asarray, state)
         timestep = self._timestep(state=state, step_type=None, reward=None, discount=None, observation=None)
         return np.asarray(self.inner.render(self._params, timestep), np.uint8)
-
-
-def _rulesets(benchmark: str) -> Any:
-    """The rulesets of a benchmark, which is a pickle: whoever downloads it trusts it. None without a name."""
-    if not benchmark:
-        return None
-    from xminigrid import benchmarks
-
-    file = benchmarks.NAME2HFFILENAME.get(benchmark)
-    if file is None:
-        raise ConfigError(f"xland has no benchmark {benchmark!r}: {nearest(benchmark, benchmarks.NAME2HFFILENAME)}")
-    if not Path(benchmarks.DATA_PATH, file).exists():
-        raise ConfigError(
-            f"the benchmark {benchmark!r} has not been downloaded to {benchmarks.DATA_PATH}; to download it, write "
-            f"python -c \"import xminigrid; xminigrid.load_benchmark('{benchmark}')\""
-        )
-    return benchmarks.load_benchmark(benchmark)
 
 
 class Craftax:
