@@ -162,12 +162,8 @@ TWO_SIDED_CLIP = GRPO._replace(
 GIGPO = GRPO._replace(advantage=baselines.gigpo_advantage(), hyperparams=baselines.GigpoHyperparams)
 # The advantage alone is the paper's.
 MAX_RL = GRPO._replace(advantage=outcome(objectives.max_rl))
-# It is prime-rl's variant; clip_low is the largest change of a probability.
-IPO = GRPO._replace(
-    surrogate=_UNCLIPPED,
-    penalties=(objectives.k2_to_behaviour, entropy_bonus),
-    step_mask=objectives.keep_near_behaviour,
-)
+# It is prime-rl's variant; clip_low=0.3, the largest change of a probability, is to be set.
+IPO = GRPO._replace(surrogate=_UNCLIPPED, penalties=(entropy_bonus,), step_mask=objectives.keep_near_behaviour)
 # The clip widths, such as 0.15, are to be set.
 DPPO_TV = GRPO._replace(
     surrogate=with_hyperparams(objectives.truncated_surrogate), step_mask=objectives.keep_within_total_variation

@@ -106,7 +106,7 @@ def unbiased_kl_to_reference(prediction: Prediction, batch: Batch, hyperparams: 
 
 
 def k2_to_behaviour(prediction: Prediction, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
-    """Half the squared log-ratio to the behaviour policy: the regulariser of DRO and IPO.
+    """Half the squared log-ratio to the behaviour policy: the regulariser of DRO.
 
     kl_coef k2(log p, log b), b the behaviour policy: DRO (https://arxiv.org/abs/2405.19107)
     """

@@ -16,6 +16,7 @@ ALGORITHM_SETTINGS = {
     "grpo": {"num_envs": 128, "num_minibatches": 16},  # also for the others with one-episode groups
     "ppo": {"num_envs": 32, "num_minibatches": 16, "entropy_coef": 0.01},
     "dapo": {"clip_high": 0.28},
+    "ipo": {"clip_low": 0.3},  # prime-rl's
     "dppo_tv": {"clip_low": 0.15, "clip_high": 0.15},
     "dppo_kl": {"clip_low": 0.05, "clip_high": 0.05},  # the paper's
     **IN_GROUPS,
