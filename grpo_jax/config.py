@@ -19,6 +19,7 @@ from grpo_jax.hyperparams import Hyperparams, joined
 from grpo_jax.policies import Policy, make_token_policy
 from grpo_jax.policies.custom import make_custom_policy
 from grpo_jax.policies.distributions import make_distribution
+from grpo_jax.policies.hopper import reason_for_xla, with_hopper_kernel
 from grpo_jax.policies.networks import MLP, NETWORKS, Transformer, resolve_network
 from grpo_jax.policies.normalization import Normalizer, normalized
 from grpo_jax.policies.sampling import SamplingHyperparams, with_temperature, with_truncation
@@ -93,7 +94,7 @@ class Config(KnownFields):
     """Rewards are divided by the running standard deviation of the discounted return."""
 
     execution_plan: str | ExecutionPlan = "auto"
-    """Layout of the program: "cpu", "gpu", "tpu", or "auto" by the backend (or a value of `ExecutionPlan`)."""
+    """Layout of the program: "cpu", "gpu", "hopper", "tpu", or "auto" by the device (or a value of `ExecutionPlan`)."""
 
     # --- the policy ---
 
@@ -215,7 +216,16 @@ class Config(KnownFields):
             max_steps = self.env.max_steps + critic  # a critic also reads the last token, for its value
             options = {"max_steps": max_steps, "critic": critic, "logits_chunk": self.logits_chunk}
             return make_token_policy(self.network, distribution, **options)
-        return self.network(self.env.observation, distribution, critic, steps_per_loop=self.plan.steps_per_loop)
+        policy = self.network(self.env.observation, distribution, critic, steps_per_loop=self.plan.steps_per_loop)
+        return with_hopper_kernel(policy, self.network, self.env.observation) if self.plan.hopper_kernels else policy
+
+    @property
+    def networks_by(self) -> str | None:
+        """On the plan "hopper", what computes the networks: its kernel, or XLA and why; None on other plans."""
+        if not self.plan.hopper_kernels:
+            return None
+        reason = reason_for_xla(self.network, self.env.observation, self.policy.distribution, self.policy.has_critic)
+        return "Hopper kernel" if reason is None else f"XLA ({reason})"
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickles the fields alone: what was made of them (functions, programs) is made again."""

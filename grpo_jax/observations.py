@@ -29,6 +29,12 @@ def flatten_observation(observation: PyTree, num_axes: int) -> jax.Array:
     return jnp.concatenate(list(flat), axis=-1)
 
 
+def as_rows(observation: PyTree) -> jax.Array:
+    """Leaves `[N, ...]` as one float32 array `[N, features]`, the input of dense layers."""
+    x = flatten_observation(observation, 1)
+    return x.reshape(x.shape[0], -1).astype(jnp.float32)
+
+
 def channels_first(shape: tuple[int, ...]) -> bool:
     """Whether arrays of this shape are images with their channels, or frames, first: (4, 84, 84) or (4, 84, 84, 3).
 

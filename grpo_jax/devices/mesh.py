@@ -187,9 +187,24 @@ def on_every_device(tree: PyTree) -> PyTree:
     return _constrained(tree, PartitionSpec())
 
 
+def on_own_environments(function: Callable, axis: int) -> Callable:
+    """`function(params, x) -> y`, by each device for its own environments; every leaf of x and y has them along `axis`.
+
+    It is for what the partitioner would not split: a kernel, or all samples as one flat batch. Gradients of the
+    parameters are summed over the devices, which must divide the number of environments.
+    """
+    if not envs_are_split():
+        return function
+    spec = PartitionSpec(*(None,) * axis, ENVS)
+    return jax.shard_map(
+        function, in_specs=(PartitionSpec(), spec), out_specs=spec, axis_names={ENVS}, check_vma=False
+    )
+
+
 def envs_are_split() -> bool:
-    """Whether the environments of a row are sharded."""
-    return ENVS in jax.sharding.get_abstract_mesh().axis_names
+    """Whether the environments of a row are sharded, and not yet each device's own."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return ENVS in mesh.axis_names and ENVS not in mesh.manual_axes
 
 
 def num_env_devices() -> int:

@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 
 from grpo_jax.errors import ConfigError, KnownFields, as_count, nearest
-from grpo_jax.observations import channels_first, flatten_observation
+from grpo_jax.observations import as_rows, channels_first
 from grpo_jax.policies.actor_critic import Network, make_actor_critic
 from grpo_jax.policies.dense import HIDDEN_GAIN, Dense, convolution, orthogonal
 from grpo_jax.policies.distributions import Distribution
@@ -105,8 +104,7 @@ class MLP(KnownFields):
 
     def _hidden_layers(self, observation: PyTree) -> jax.Array:
         """The dense layers, in the flax module that calls this: leaves `[N, ...]` to `[N, features]`."""
-        x = flatten_observation(observation, 1)
-        x = x.reshape(x.shape[0], -1).astype(jnp.float32)
+        x = as_rows(observation)
         for size in self.hidden_sizes:
             x = Dense(size, kernel_init=orthogonal(HIDDEN_GAIN))(x)
             x = getattr(nn, self.activation)(nn.LayerNorm()(x) if self.layer_norm else x)

@@ -6,11 +6,13 @@ within `num_steps`. That many are kept for each environment, with the policy's c
 rollout. With `truncates_early` each step values its next observation instead.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from grpo_jax.devices.mesh import on_own_environments
 from grpo_jax.objectives.returns import next_values
 from grpo_jax.policies import Policy
 from grpo_jax.rollouts.resets import select
@@ -74,9 +76,12 @@ def with_values(policy: Policy, params: PyTree, trajectory: Trajectory, carry: P
     num_steps = len(trajectory.reward)
     num_rows = block_length(num_steps, max(num_steps // num_passes, 1))
     rows = jax.tree.map(lambda x: x.reshape(-1, num_rows, *x.shape[1:]), trajectory.observation)
-    # Over environments: one flat batch of all of them would be gathered on every device.
-    values = jax.vmap(lambda steps: policy.step(params, steps, carry)[1], in_axes=1, out_axes=1)
-    value = jax.lax.map(values, rows)
+
+    def values(params, steps):
+        flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), steps)
+        return policy.step(params, flat, carry)[1].reshape(num_rows, -1)
+
+    value = jax.lax.map(functools.partial(on_own_environments(values, axis=1), params), rows)
     return trajectory._replace(value=value.reshape(trajectory.reward.shape))
 
 

@@ -12,7 +12,7 @@ from probes import Parts, Probe, copy_task
 
 from grpo_jax import GRPO, Config, Hyperparams, make_init, make_train_step, with_reference
 from grpo_jax.devices import execution_plan
-from grpo_jax.devices.execution_plan import CPU, GPU, resolve_plan
+from grpo_jax.devices.execution_plan import CPU, GPU, HOPPER, resolve_plan
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import forked
 from grpo_jax.policies import MLP, Transformer
@@ -63,6 +63,7 @@ def test_plans_agree(name):
 def test_a_plan_is_found_by_name_or_backend_and_checked():
     assert resolve_plan("gpu") == GPU
     assert resolve_plan("auto") == resolve_plan(jax.default_backend())
+    assert resolve_plan("hopper") == HOPPER == Config(execution_plan="hopper").plan
     assert Config(execution_plan=GPU).plan is GPU
     with pytest.raises(ConfigError, match="unknown execution_plan 'gpuu': did you mean 'gpu'"):
         Config(execution_plan="gpuu")
