@@ -74,7 +74,7 @@ class Arguments:
     cold: bool = False
     """Measure instead, in new processes, the seconds to the first metrics and to 475 on CartPole-v1, over 5 seeds."""
     parts: bool = True
-    """Also measure parts of ours alone: random actions, rollout, update, its networks, its products (with one seed)."""
+    """Also measure parts of ours alone: random actions, rollout, update (with one seed)."""
     out: OutFile | None = None
     """JSON file for the results; a new one under runs/ if left out."""
     plot: OutFile | None = None

@@ -1,11 +1,14 @@
-"""Whether an accelerator trains as a CPU does: `python -m experiments.device_agreement`.
+"""Whether an accelerator computes and trains as a CPU does: `python -m experiments.device_agreement`.
 
-A train step of a few algorithms runs on the CPU and on the attached accelerator, from the same state, with the
-accelerator's execution plan and matrix products in float32. Sampled actions hang on the last bits of the logits: a few
-may differ, and then so do the episodes that follow from them. What has to agree is what the step has learnt.
+Outputs and gradients of networks, by the plans of a GPU, are compared with float64 numbers of the CPU. A train step of
+a few algorithms runs on the CPU and on the attached accelerator, from the same state, with the accelerator's execution
+plan and matrix products in float32. Sampled actions hang on the last bits of the logits: a few may differ, and then so
+do the episodes that follow from them. What has to agree is what the step has learnt.
 """
 
+import contextlib
 import dataclasses
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,55 +18,97 @@ from grpo_jax import Config, Hyperparams, make_init, make_train_step
 from grpo_jax.commands.harness.command import command, make_console
 from grpo_jax.commands.harness.limits import OutFile
 from grpo_jax.commands.harness.parsing import parse_flags
+from grpo_jax.devices.execution_plan import PLANS
+from grpo_jax.errors import ConfigError
 from grpo_jax.policies import MLP, Transformer
 from grpo_jax.recording.files import write_json
 
 from .harness.provenance import provenance
 
-SIZE = {"num_envs": 16, "num_epochs": 2, "num_minibatches": 4}
-CASES = {
+PLANS_OF_A_GPU = tuple(plan for plan in ("hopper", "gpu") if plan in PLANS)
+NETWORKS = {  # the environment, the network, samples, and seeds
+    "1,000 samples of CartPole": ("CartPole-v1", MLP(), 1000, 1),
+    "65,536 samples of CartPole": ("CartPole-v1", MLP(), 65536, 1),
+    "65,536 samples of Pendulum, ReLU": ("Pendulum-v1", MLP((128,), "relu"), 65536, 1),
+    "1,000 samples of Breakout, three layers": ("Breakout-MinAtar", MLP((32, 32, 32)), 1000, 1),
+    "128 samples of CartPole, 300 seeds": ("CartPole-v1", MLP(), 128, 300),
+}
+CASES: dict[str, dict[str, Any]] = {
     "PPO, CartPole": {"environment": "CartPole-v1", "algorithm": "ppo", "num_steps": 32},
     "GRPO, CartPole": {"environment": "CartPole-v1", "algorithm": "grpo", "group_size": 4},
-    "PPO, Pendulum, GRU": {
-        "environment": "Pendulum-v1",
-        "algorithm": "ppo",
-        "num_steps": 32,
-        "network": MLP(recurrent="gru"),
-    },
+    "PPO, Pendulum, GRU": {"environment": "Pendulum-v1", "algorithm": "ppo", "num_steps": 32}
+    | {"network": MLP(recurrent="gru")},
     "PPO, Breakout": {"environment": "Breakout-MinAtar", "algorithm": "ppo", "num_steps": 16},
-    "GRPO, tokens": {
-        "environment": "tokens:sort-1",  # so short that some of the first completions are right
-        "algorithm": "grpo",
-        "num_envs": 1024,
-        "group_size": 4,
-        "network": Transformer(width=32, num_layers=1, num_heads=2),
-    },
+    # Of one token, so that some of the first completions are right.
+    "GRPO, tokens": {"environment": "tokens:sort-1", "algorithm": "grpo", "num_envs": 1024, "group_size": 4}
+    | {"network": Transformer(width=32, num_layers=1, num_heads=2)},
 }
 
 
 @dataclasses.dataclass
 class Arguments:
-    """Compares train steps on the CPU with those on the attached accelerator."""
+    """Compares networks and train steps on the CPU with those on the attached accelerator."""
 
     out: OutFile | None = None
     """JSON file for the results."""
 
 
 def main(arguments: Arguments) -> None:
-    table, rows = Table("train step", "metrics differ by", "parameters differ by", "of a step of"), []
-    for name, fields in CASES.items():
-        rows.append({"case": name} | compare(Config(**SIZE | fields, execution_plan=jax.default_backend())))
-        table.add_row(name, *(f"{rows[-1][field]:.1e}" for field in ("metrics", "parameters", "step")))
-    console = make_console()
-    console.print(table)
+    console, results = make_console(), {}
+    for title, names, compare in (("networks", NETWORKS, network_errors), ("train steps", CASES, step_differences)):
+        results[title] = [{"case": name} | compare(name) for name in names]
+        table = Table(*results[title][0], title=title)
+        for row in results[title]:
+            table.add_row(*(value if isinstance(value, str) else f"{value:.1e}" for value in row.values()))
+        console.print(table)
     if arguments.out is not None:
-        write_json(arguments.out, provenance() | {"results": rows})
+        write_json(arguments.out, provenance() | results)
         console.print(f"Results in {arguments.out}", soft_wrap=True)
 
 
-def compare(config: Config) -> dict[str, float]:
+def network_errors(name: str) -> dict[str, float]:
+    """Largest errors of outputs and gradients against float64, of each plan, as parts of an array's largest entry."""
+    with jax.default_device(jax.devices("cpu")[0]), jax.enable_x64(True):
+        wanted = [np.asarray(leaf) for leaf in outputs_and_gradients(*NETWORKS[name], "cpu", np.float64)]
+
+    def error(found, wanted):
+        return float(np.abs(np.float64(found) - wanted).max() / np.abs(wanted).max())
+
+    found = {}
+    for plan in PLANS_OF_A_GPU:
+        with contextlib.suppress(ConfigError):  # "hopper", where the GPU is another one
+            found[plan] = outputs_and_gradients(*NETWORKS[name], plan, np.float32)
+    return {plan: max(map(error, leaves, wanted)) for plan, leaves in found.items()}
+
+
+def outputs_and_gradients(
+    environment: str, network: MLP, num_samples: int, num_seeds: int, plan: str, dtype: Any
+) -> list[jax.Array]:
+    """What an actor and its critic make of random numbers, which are the same for all plans and dtypes."""
+    config = Config(environment=environment, algorithm="ppo", network=network, execution_plan=plan)
+    policy, rng = config.policy, np.random.default_rng(0)
+
+    def draw(leaf):
+        numbers = rng.standard_normal((num_seeds, *leaf.shape)) / max(leaf.shape[:1], default=1) ** 0.5
+        return numbers.astype(np.float32).astype(dtype)
+
+    def outputs(params, observations):
+        return policy.step(params, observations, policy.initial_carry(params, num_samples))[:2]
+
+    def both(params, observations, gradients):
+        found, pull_back = jax.vjp(lambda params: outputs(params, observations), params)
+        return found, pull_back(gradients)
+
+    observations = jax.ShapeDtypeStruct((num_samples, *config.env.observation.shape), np.float32)
+    shapes = jax.eval_shape(policy.init, jax.random.key(0)), observations
+    inputs = jax.tree.map(draw, (*shapes, jax.eval_shape(outputs, *shapes)))
+    return jax.tree.leaves(jax.jit(jax.vmap(both))(*inputs))
+
+
+def step_differences(name: str) -> dict[str, float]:
     """The largest relative difference of a metric, and differences of parameters: between devices, and by the step."""
-    results = []
+    size = {"num_envs": 16, "num_epochs": 2, "num_minibatches": 4}
+    config, results = Config(**size | CASES[name], execution_plan=jax.default_backend()), []
     for device in (jax.devices("cpu")[0], jax.devices()[0]):
         with jax.default_device(device), jax.default_matmul_precision("float32"):
             state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams())

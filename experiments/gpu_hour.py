@@ -1,173 +1,207 @@
-"""Everything that is to be measured on one GPU, in about an hour: `python -m experiments.gpu_hour`.
+"""What one GPU is to be measured for, ten minutes at a time: `python -m experiments.gpu_hour`.
 
-Each measurement is a command of its own, in a process of its own, which takes a few minutes at most. What the folder
-has is not measured again, so the command can be stopped at any time, and given again. README.md and a picture in the
-folder are made from the results: training times beside those that others published, settings of XLA against each other,
-and whether the GPU trains as a CPU does.
+What decides most comes first. Each piece is a process, so that an error of the GPU ends one alone: it compiles its
+programs side by side, then times each by itself. Each result is a line of results.jsonl at once. Given again with the
+same folder, the command measures what the device has no line of. README.md there is made from the lines.
 """
 
+import collections
+import contextlib
 import dataclasses
+import json
+import multiprocessing
 import os
-import shlex
-import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from grpo_jax.commands.harness.command import command, make_console, new_folder
+import jax
+
+from grpo_jax.commands.harness.command import command, new_folder
 from grpo_jax.commands.harness.limits import NotNegative
 from grpo_jax.commands.harness.parsing import parse_flags
-from grpo_jax.recording.files import write_json
+from grpo_jax.devices.execution_plan import PLANS
+from grpo_jax.recording.files import json_lines, read_object
 
-from .harness.gpu_page import DONE, is_measured, write_page
-from .harness.published_speeds import SHAPES, Shape
+from . import brax_speed, device_agreement, token_speed
+from .harness import cold_start, workloads
+from .harness.gpu_page import RESULTS, cell, write_page
+from .harness.provenance import commit
+from .harness.reference_implementations import Size, installed
 from .harness.summaries import chosen
 
-LONGEST = 240
-"""Seconds after which a measurement is ended."""
-SMALL = "--num-envs 8 --num-steps 8 --num-minibatches 2 --num-seeds 1 --hidden-sizes 8 --repeats 1 --seconds 0"
-GRAPHS = "--xla_gpu_enable_command_buffer=+WHILE,+CONDITIONAL --xla_gpu_command_buffer_unroll_loops=true"
+LONGEST, TIMING = 240.0, 20.0
+"""Seconds of a piece, and those at its end in which nothing new is compiled."""
+OURS = [f"{algorithm}, {plan}" for algorithm in ("PPO", "GRPO") for plan in ("hopper", "gpu") if plan in PLANS]
+ALL = [*OURS, *installed(("rejax PPO", "plain PPO"))]
+SHAPES = {  # the environment, the sizes of a train step, and the seeds
+    "2,048 environments": ("CartPole-v1", Size(2048), 1),
+    "65,536 environments": ("CartPole-v1", Size(65536), 1),
+    "2,048 seeds of 4 environments": ("CartPole-v1", Size(4), 2048),
+    "4 environments": ("CartPole-v1", Size(4), 1),
+    "64 environments": ("CartPole-v1", Size(64), 1),
+    "Breakout, 4,096 environments": ("Breakout-MinAtar", Size(4096), 1),
+    "Asterix, 2,048 environments": ("Asterix-MinAtar", Size(2048), 1),
+    "Seaquest, 2,048 environments": ("Seaquest-MinAtar", Size(2048), 1),
+    "Craftax-Symbolic, 1,024 environments": ("craftax:Craftax-Symbolic-v1", Size(1024, 64, 4, 8, (512, 512)), 1),
+}
 
 
-class Measurement(NamedTuple):
-    flags: str  # of python -m; "{out}" is the measurement's folder
-    smaller: str = ""  # flags of a smoke test, which win over the others
-    variables: Mapping[str, str] = {}  # for the environment of the process
+class Run(NamedTuple):
+    """What a process measures."""
 
-    def words(self, smoke: bool) -> list[str]:
-        return shlex.split(f"{self.flags} {self.smaller}" if smoke else self.flags)
+    piece: str
+    names: list[str]
+    out: Path
+    until: float  # of time.monotonic()
+    smoke: bool
+    where: dict[str, Any]  # the device, and what runs
 
+    def keep(self, name: str, **values: Any) -> None:
+        """Prints a result, and adds its line."""
+        line = {"piece": self.piece, "name": name, **values}
+        print(*(cell(value) for value in line.values()), sep=" | ", flush=True)
+        with (self.out / RESULTS).open("a") as file:
+            print(json.dumps(line | self.where), file=file)
 
-def speed(environment: str, sizes: str, implementations: Sequence[str], **variables: str) -> Measurement:
-    """Steps per second, in turns; with settings of XLA or JAX from the environment of the process."""
-    flags = f"experiments.benchmark --environments {environment} {sizes} --no-parts --out {{out}}/speed.json"
-    smaller = f"{SMALL} --implementations PPO"
-    return Measurement(f"{flags} --implementations {shlex.join(implementations)}", smaller, variables)
-
-
-def of_shape(shape: Shape) -> Measurement:
-    """All implementations at a published shape."""
-    sizes = shape.size._asdict() | {"num_seeds": tuple(shape.published)}
-    del sizes["learning_rate"]  # which changes no time
-    values = {name: value if isinstance(value, tuple) else (value,) for name, value in sizes.items()}
-    flags = (f"--{name.replace('_', '-')} {' '.join(map(str, value))}" for name, value in values.items())
-    return speed(shape.environment, " ".join(flags), shape.implementations)
-
-
-def language(dtype: str, precision: str) -> Measurement:
-    """Generation and train steps of a transformer of SmolLM2-135M's size, in tokens per second."""
-    words = f"experiments.token_speed --sizes 30x576:64:49152 --num-heads 9 --num-envs 64 --compute-dtype {dtype}"
-    smaller = "--sizes 1x8:4:16 --num-heads 1 --num-envs 16 --repeats 1 --seconds 0"
-    return Measurement(f"{words} --out {{out}}/tokens.json", smaller, {"JAX_DEFAULT_MATMUL_PRECISION": precision})
+    def made(self, make: Callable[[str], Any]) -> Iterator[tuple[str, Any]]:
+        """The names, each with what a thread made for it, until little time is left; what fails has a line."""
+        pool = ThreadPoolExecutor(max(2, len(os.sched_getaffinity(0)) - 2))
+        futures = {pool.submit(make, name): name for name in self.names}
+        with contextlib.suppress(TimeoutError):
+            for future in as_completed(futures, timeout=max(0.0, self.until - TIMING - time.monotonic())):
+                if error := future.exception():
+                    self.keep(futures[future], failed=f"{type(error).__name__}: {error}"[:500])
+                else:
+                    yield futures[future], future.result()
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
-PIECES: dict[str, dict[str, Measurement]] = {
-    "tests": {
-        "all": Measurement(
-            "pytest -q -n 0 -p no:cacheprovider --junitxml {out}/tests.xml tests/training/test_execution_plans.py "
-            "tests/environments/test_lean.py tests/objectives/test_golden.py",
-            "-k test_a_plan_is_found_by_name",
-        )
-    },
-    "agreement": {
-        "devices": Measurement("experiments.device_agreement --out {out}/agreement.json"),
-    },
-    "settings": {
-        f"{name}-{short}": speed(environment, "--num-envs 4096", ("plain PPO", "PPO", "GRPO"), **variables)
-        for short, environment in (("cartpole", "CartPole-v1"), ("breakout", "Breakout-MinAtar"))
-        for name, variables in (
-            ("defaults", {}),
-            ("float32", {"JAX_DEFAULT_MATMUL_PRECISION": "float32"}),
-            ("graphs", {"XLA_FLAGS": GRAPHS}),
-        )
-    },
-    "shapes": {name: of_shape(shape) for name, shape in SHAPES.items()},
-    "brax": {
-        "ant": Measurement(
-            "experiments.brax_speed --task ant --num-envs 4096 --num-steps 80 --num-epochs 4 --num-minibatches 32 "
-            "--hidden-sizes 256 256 --iterations 2 --repeats 3 --out {out}/brax.json",
-            "--task fast --num-envs 8 --num-steps 8 --num-minibatches 2 --hidden-sizes 8 --repeats 1",
-        )
-    },
-    "language": {
-        f"{dtype}-{precision}": language(dtype, precision)
-        for dtype, precision in (("float32", "float32"), ("float32", "default"), ("bfloat16", "default"))
-    },
+def agreement(run: Run) -> None:
+    """Networks against float64, and train steps against a CPU's."""
+    compare = device_agreement.network_errors if run.piece == "networks" else device_agreement.step_differences
+    for name, values in run.made(compare):
+        run.keep(name, **values)
+
+
+def speed(run: Run) -> None:
+    """Environment steps of training a second: all implementations of a shape in turns."""
+
+    def make(name: str) -> workloads.Case:
+        shape, implementation = name.split(": ")
+        environment, size, num_seeds = SHAPES[shape]
+        size, num_seeds = (Size(8, 8, 1, 2, (16,)), min(num_seeds, 2)) if run.smoke else (size, num_seeds)
+        implementation, _, plan = implementation.partition(", ")
+        fields = {"execution_plan": plan} if plan else {}
+        (case,) = workloads.make_cases((implementation,), environment, size, num_seeds, **fields)
+        workloads.step_once(case)
+        return case._replace(name=name)
+
+    shapes = collections.defaultdict(list)
+    for name, case in run.made(make):
+        shapes[name.partition(":")[0]].append(case)
+    for cases in shapes.values():
+        if time.monotonic() > run.until:
+            return
+        for case, row in zip(cases, workloads.measure(cases, *((1, 0.0) if run.smoke else (3, 0.2))), strict=True):
+            fields = ("steps_per_second", "steps_per_second_low", "steps_per_second_high", "compile_seconds")
+            is_profiled = run.piece == "first" and case.name.endswith(OURS[0])
+            profile = workloads.kernels_by_time(case) if is_profiled else {}
+            run.keep(case.name, **{field: row[field] for field in (*fields, "memory_bytes")}, **profile)
+
+
+def cold(run: Run) -> None:
+    """Seconds from a new process to a solved CartPole."""
+    task = cold_start.CARTPOLE._replace(solved=0.0) if run.smoke else cold_start.CARTPOLE
+    for name in run.names:
+        for row in cold_start.measure((name,), 1, task=task):
+            run.keep(name, **{key: row[key] for key in ("cache", *task.stages, *cold_start.PROGRAMS)})
+
+
+def study(run: Run) -> None:
+    """The rows of a command that writes one file."""
+    for name in run.names:
+        module, flags, smaller = STUDIES[name]
+        path = run.out / f"{name}.json"
+        module.main(parse_flags(module.Arguments, f"{flags} {smaller if run.smoke else ''} --out {path}".split()))
+        found = read_object(path)
+        for row in found.get("results") or found["sizes"]:
+            run.keep(name, **{key: value for key, value in row.items() if key != "seconds_per_train_step"})
+
+
+LANGUAGE = "--sizes 30x576:256:49152 --num-heads 9 --num-envs 64 --group-size 8 --prompt-length 48 --num-minibatches 1"
+ANT = "--task ant --num-envs 4096 --num-steps 80 --num-minibatches 32 --hidden-sizes 256 256 --repeats 3"
+SMALL = "--num-envs 8 --num-minibatches 2 --repeats 1"
+STUDIES = {  # the module, its flags, and those of a smoke test, which win
+    "ant": (brax_speed, ANT, f"--task fast {SMALL} --num-steps 8 --hidden-sizes 8 --iterations 2"),
+    "language model": (
+        token_speed,
+        f"{LANGUAGE} --compute-dtype bfloat16",
+        f"--sizes 1x8:4:16 --num-heads 1 {SMALL} --seconds 0",
+    ),
+}
+PIECES = {  # in this order: what measures, and the names of its results
+    "networks": (agreement, [*device_agreement.NETWORKS]),
+    "first": (speed, [f"{shape}: {name}" for shape in [*SHAPES][:3] for name in ALL]),
+    "others": (speed, [f"{shape}: {name}" for shape in [*SHAPES][3:8] for name in ALL]),
+    "agreement": (agreement, [*device_agreement.CASES]),
+    "cold": (cold, ["plain PPO", "PPO, tuned"]),
+    "craftax": (speed, [f"{[*SHAPES][8]}: {name}" for name in OURS]),
+    "brax": (study, ["ant"]),
+    "language": (study, ["language model"]),
 }
 
 
 @dataclasses.dataclass
 class Arguments:
-    """Measures everything that is to be measured on one GPU; given again, it goes on where it stopped."""
+    """Measures one GPU, what decides most first; given again with its folder, it goes on."""
 
     pieces: tuple[str, ...] = ()
-    """What to measure; by default all, in this order: tests, agreement, settings, shapes, brax, language."""
-    minutes: NotNegative | None = None
-    """No measurement begins that might not be over by then; by default all are made."""
+    """What to measure; by default all: networks, first, others, agreement, cold, craftax, brax, language."""
+    minutes: NotNegative = 9.0
+    """After these nothing begins; what runs then is ended 40 seconds later."""
     smoke: bool = False
-    """Everything as small as it goes and once, also without a GPU; the first measurement of each piece. Its results
-    are in smoke/ of the folder."""
+    """Everything as small as it goes and once, also without a GPU; into smoke/ of the folder."""
     out: Path | None = None
     """Folder for the results; a new one under runs/ if left out."""
 
 
 def main(arguments: Arguments) -> None:
-    console, began = make_console(), time.monotonic()
-    pieces = chosen(PIECES, arguments.pieces, "piece")
+    until, pieces = time.monotonic() + 60 * arguments.minutes, chosen(PIECES, arguments.pieces, "piece")
     out = arguments.out or new_folder("gpu_hour")
     out = out / "smoke" if arguments.smoke else out  # nothing there counts as measured
-    device = attached_device()
-    waiting = {
-        f"{piece}/{name}": measurement
-        for piece, measurements in pieces.items()
-        for name, measurement in list(measurements.items())[: 1 if arguments.smoke else None]
-        if not is_measured(out / piece / name)
-    }
-    for i, (name, measurement) in enumerate(waiting.items()):
-        if arguments.minutes is not None and time.monotonic() - began + LONGEST > 60 * arguments.minutes:
-            console.print(
-                f"{len(waiting) - i} measurements are left; give the command again with --out {out}", soft_wrap=True
-            )
-            break
-        console.print(f"{name} ({i + 1} of {len(waiting)})")
-        if problem := measure(measurement, out / name, arguments.smoke):
-            console.print(f"  failed: {problem}", soft_wrap=True)
-    write_page(out, device, arguments.smoke)
-    console.print(f"Results in {out}", soft_wrap=True)
+    out.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    words = [sys.executable, "-c", "import jax; print(jax.devices()[0].device_kind)"]  # ends, and leaves the GPU
+    device = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
+    where = {"device": device, "jax": jax.__version__, "commit": commit()}
+    for piece, (_, names) in pieces.items():
+        names = [name for name in names if (device, piece, name) not in measured(out)]
+        if names and time.monotonic() < until:
+            its_until = min(until, time.monotonic() + LONGEST)
+            run = Run(piece, names[:1] if arguments.smoke else names, out, its_until, arguments.smoke, where)
+            process = multiprocessing.get_context("spawn").Process(target=measure, args=(run,))
+            process.start()
+            process.join(its_until - time.monotonic() + 2 * TIMING)
+            process.kill()
+    write_page(out, "A smoke test, no measurement: " if arguments.smoke else "")
+    left = [piece for piece, (_, names) in pieces.items() if {(device, piece, n) for n in names} - measured(out)]
+    print(f"Results in {out}", f"to measure {', '.join(left)} give --out {out} again" if left else "all is measured")
 
 
-def attached_device() -> str:
-    """Its kind, by a process that is over before the first measurement: JAX takes a GPU's memory for itself."""
-    words = [sys.executable, "-c", "import jax; print(jax.devices()[0].device_kind)"]
-    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
+def measured(out: Path) -> set[tuple[str, str, str]]:
+    lines = (line for line in json_lines(out / RESULTS) if "failed" not in line)
+    return {(line["device"], line["piece"], line["name"]) for line in lines}
 
 
-def measure(measurement: Measurement, out: Path, smoke: bool) -> str:
-    """Runs a measurement and notes that it is done; returns the last line of an error, and then nothing is noted."""
-    shutil.rmtree(out, ignore_errors=True)  # the commands refuse to replace results
-    out.mkdir(parents=True)
-    words = ["-m", *measurement.words(smoke)]
-    began = time.monotonic()
-    try:
-        done = subprocess.run(
-            [sys.executable, *(word.replace("{out}", str(out)) for word in words)],
-            env=os.environ | measurement.variables,
-            capture_output=True,
-            text=True,
-            timeout=LONGEST,
-        )
-    except subprocess.TimeoutExpired:
-        return f"not over after {LONGEST} s"
-    (out / "output.txt").write_text(done.stdout + done.stderr)
-    if done.returncode:
-        return (done.stderr or done.stdout).strip().rpartition("\n")[2]
-    variables = [f"{name}={value}" for name, value in measurement.variables.items()]
-    shown = shlex.join([*variables, "python", *words]).replace("{out}", "DIR")
-    write_json(out / DONE, {"command": shown, "seconds": time.monotonic() - began})
-    return ""
+def measure(run: Run) -> None:
+    PIECES[run.piece][0](run)
+    sys.stdout.flush()
+    os._exit(0)  # programs that are still compiled are not waited for
 
 
 if __name__ == "__main__":

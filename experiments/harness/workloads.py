@@ -1,9 +1,12 @@
 """What the benchmarks measure: train steps of every implementation, parts of ours, and matrix products."""
 
+import collections
 import dataclasses
 import itertools
+import tempfile
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -21,7 +24,6 @@ from grpo_jax.updates.optimizers import make_optimizer
 from grpo_jax.updates.schedules import scheduled_rate
 
 from . import reference_implementations as reference
-from .plain_networks import make_gradients, make_networks
 from .reference_implementations import Implementation, Size
 
 WINDOWED_GRPO = GRPO._replace(start=CONTINUE)
@@ -84,15 +86,15 @@ def make_implementation(name: str, environment: str, size: Size, **fields: Any) 
 
 
 def make_cases(
-    names: Sequence[str], environment: str, size: Size, num_seeds: int, *, parts: bool = False
+    names: Sequence[str], environment: str, size: Size, num_seeds: int, *, parts: bool = False, **fields: Any
 ) -> list[Case]:
-    """The implementations of these names (of `IMPLEMENTATIONS`) on one environment at one size, compiled."""
+    """The implementations of these names on one environment at one size, compiled; see `make_implementation`."""
     ppo, grpo = (make_config(environment, size, critic) for critic in (True, False))
     num_samples = num_seeds * size.num_samples
     cases = []
     for name in names:
         config = grpo if name == "GRPO" else ppo
-        init, step = make_implementation(name, environment, size)
+        init, step = make_implementation(name, environment, size, **fields)
         if num_seeds > 1:
             # Ours in the layout of `run`; the others with all seeds in one vmap, as their authors do.
             in_rows = over_rows(step, make_row_mesh(num_seeds)) if name in ("PPO", "GRPO") else jax.vmap(step)
@@ -119,7 +121,7 @@ def make_case(
 
 
 def make_parts(name: str, config: Config, num_samples: int) -> list[Case]:
-    """The rollout and the update, each by itself, the rollout with random actions, and the networks of the update."""
+    """The rollout and the update, each by itself, and the rollout with random actions."""
     state = jax.jit(ours(config).init)(jax.random.key(0))
     num_parameters = config.policy.distribution.num_parameters
     random = config.policy._replace(
@@ -150,13 +152,10 @@ def make_parts(name: str, config: Config, num_samples: int) -> list[Case]:
     forward = num_samples * forward_flops(config)
     gradient = num_samples * config.num_epochs * gradient_flops(config)
     fixed = first_batch(state), state.hyperparams
-    networks = make_networks(config, layer_sizes(config))
     return [
         compiled(f"{name}, random actions", random_actions, acting, state.params, num_samples, np.nan),
         compiled(f"{name}, rollout alone", policy_rollout, acting, state.params, num_samples, forward),
         compiled(f"{name}, update alone", make_update(config), learning, fixed, num_samples, gradient),
-        compiled(f"{name}, networks alone", make_gradients(config, jnp.tanh), *networks, num_samples, gradient),
-        compiled(f"{name}, products alone", make_gradients(config, lambda x: x), *networks, num_samples, gradient),
     ]
 
 
@@ -258,6 +257,26 @@ def measure(cases: list[Case], repeats: int, seconds: float) -> list[dict]:
         }
         for case, series, median in zip(cases[:-1], np.transpose(rounds), medians, strict=False)
     ]
+
+
+def step_once(case: Case) -> None:
+    jax.block_until_ready(case.program(case.state, case.fixed, jnp.int32(0)))
+
+
+def kernels_by_time(case: Case) -> dict[str, Any]:
+    """What a GPU executes in a train step: how many kernels and copies, their milliseconds, the longest by name."""
+    calls, total = collections.Counter(), collections.Counter()
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            step_once(case)
+        (path,) = Path(folder).rglob("*.xplane.pb")
+        planes = list(jax.profiler.ProfileData.from_file(str(path)).planes)
+    lines = (line for plane in planes if "/device:GPU" in plane.name for line in plane.lines if "Stream" in line.name)
+    for event in (event for line in lines for event in line.events):
+        calls[event.name] += 1
+        total[event.name] += event.duration_ns / 1e6
+    longest = {name: [calls[name], milliseconds] for name, milliseconds in total.most_common(8)}
+    return {"launches": calls.total(), "milliseconds": float(total.total()), "kernels": longest}
 
 
 def _time(case: Case, num_steps: int) -> float:

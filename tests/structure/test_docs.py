@@ -112,7 +112,7 @@ def test_the_metrics_of_a_run_are_those_described():
 
 DOCUMENTS = {
     path: path.read_text(encoding="utf-8")
-    for pattern in ("README.md", "CONTRIBUTING.md", "docs/*.md", "experiments/results/*/README.md")
+    for pattern in ("README.md", "CONTRIBUTING.md", "docs/*.md", "experiments/results/**/README.md")
     for path in sorted(REPOSITORY.glob(pattern))
 }
 
