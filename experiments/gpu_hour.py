@@ -24,7 +24,6 @@ import jax
 from grpo_jax.commands.harness.command import command, new_folder
 from grpo_jax.commands.harness.limits import NotNegative
 from grpo_jax.commands.harness.parsing import parse_flags
-from grpo_jax.devices.execution_plan import PLANS
 from grpo_jax.recording.files import json_lines, read_object
 
 from . import brax_speed, device_agreement, token_speed
@@ -36,7 +35,7 @@ from .harness.summaries import chosen
 
 LONGEST, TIMING = 240.0, 20.0
 """Seconds of a piece, and those at its end in which nothing new is compiled."""
-OURS = [f"{algorithm}, {plan}" for algorithm in ("PPO", "GRPO") for plan in ("hopper", "gpu") if plan in PLANS]
+OURS = [f"{algorithm}, {plan}" for algorithm in ("PPO", "GRPO") for plan in device_agreement.PLANS_OF_A_GPU]
 ALL = [*OURS, *installed(("rejax PPO", "plain PPO"))]
 SHAPES = {  # the environment, the sizes of a train step, and the seeds
     "2,048 environments": ("CartPole-v1", Size(2048), 1),
@@ -96,8 +95,7 @@ def speed(run: Run) -> None:
         environment, size, num_seeds = SHAPES[shape]
         size, num_seeds = (Size(8, 8, 1, 2, (16,)), min(num_seeds, 2)) if run.smoke else (size, num_seeds)
         implementation, _, plan = implementation.partition(", ")
-        fields = {"execution_plan": plan} if plan else {}
-        (case,) = workloads.make_cases((implementation,), environment, size, num_seeds, **fields)
+        (case,) = workloads.make_cases((implementation,), environment, size, num_seeds, execution_plan=plan)
         workloads.step_once(case)
         return case._replace(name=name)
 
@@ -109,8 +107,7 @@ def speed(run: Run) -> None:
             return
         for case, row in zip(cases, workloads.measure(cases, *((1, 0.0) if run.smoke else (3, 0.2))), strict=True):
             fields = ("steps_per_second", "steps_per_second_low", "steps_per_second_high", "compile_seconds")
-            is_profiled = run.piece == "first" and case.name.endswith(OURS[0])
-            profile = workloads.kernels_by_time(case) if is_profiled else {}
+            profile = workloads.kernels_by_time(case) if run.piece == "first" and case.name.endswith(OURS[0]) else {}
             run.keep(case.name, **{field: row[field] for field in (*fields, "memory_bytes")}, **profile)
 
 
@@ -128,21 +125,16 @@ def study(run: Run) -> None:
         module, flags, smaller = STUDIES[name]
         path = run.out / f"{name}.json"
         module.main(parse_flags(module.Arguments, f"{flags} {smaller if run.smoke else ''} --out {path}".split()))
-        found = read_object(path)
-        for row in found.get("results") or found["sizes"]:
+        for row in read_object(path)["results"]:
             run.keep(name, **{key: value for key, value in row.items() if key != "seconds_per_train_step"})
 
 
-LANGUAGE = "--sizes 30x576:256:49152 --num-heads 9 --num-envs 64 --group-size 8 --prompt-length 48 --num-minibatches 1"
 ANT = "--task ant --num-envs 4096 --num-steps 80 --num-minibatches 32 --hidden-sizes 256 256 --repeats 3"
+LANGUAGE = "--sizes 30x576:256:49152 --num-heads 9 --compute-dtype bfloat16 --prompt-length 48 --num-envs 64"
 SMALL = "--num-envs 8 --num-minibatches 2 --repeats 1"
 STUDIES = {  # the module, its flags, and those of a smoke test, which win
     "ant": (brax_speed, ANT, f"--task fast {SMALL} --num-steps 8 --hidden-sizes 8 --iterations 2"),
-    "language model": (
-        token_speed,
-        f"{LANGUAGE} --compute-dtype bfloat16",
-        f"--sizes 1x8:4:16 --num-heads 1 {SMALL} --seconds 0",
-    ),
+    "language model": (token_speed, LANGUAGE, f"--sizes 1x8:4:16 --num-heads 1 --group-size 2 {SMALL} --seconds 0"),
 }
 PIECES = {  # in this order: what measures, and the names of its results
     "networks": (agreement, [*device_agreement.NETWORKS]),

@@ -23,8 +23,7 @@ EXPERIMENTS = Path(experiments.__file__).parent
 FEW = {"num_seeds": 2}
 ONE_SUITE = {"environments": ("Catch-bsuite",), "steps_factor": 0.05, **FEW}
 BRAX = {"task": "fast", "num_envs": 8, "num_steps": 8, "hidden_sizes": (8,), "iterations": 2, "repeats": 2}
-TOKENS = {"num_envs": 16, "group_size": 2, "num_steps": 4, "width": 16, "memory_width": 16}
-TOKENS |= {"repeats": 1, "seconds": 0.0}
+TOKENS = {"sizes": ("2x16:4:20",), "num_envs": 16, "group_size": 2, "repeats": 1, "seconds": 0.0}
 SMALLEST = {
     "brax_speed": BRAX,
     "device_agreement": {},
