@@ -80,8 +80,8 @@ class Trajectory(NamedTuple):
       discounted_return: `[T, B]` as in `RolloutState`, including this step's reward.
       carry: of the behaviour policy before the first step, each leaf `[1, B, ...]`, or `[1, num_groups, ...]`.
       action_mask: `[T, B, num_actions]` bool: legal actions, as bits with `logits_chunk` (`jnp.packbits`).
-      final_observation, final_carry, final_value: `[F, B, ...]`, for baselines: the last observation of each truncated
-        episode, in order, then the one after the rollout, with the policy's carry and the critic's value there.
+      final_observation, final_value: `[F, B, ...]`, for baselines: the last observation of each truncated episode, in
+        order, then the one after the rollout, and the critic's value there.
       greedy, forced: `[T, B]` bool: the action is the most probable one; the environment itself took it.
       diverged: `[T, B]` bool: the step led to NaN or inf.
       extras: each `[T, B, ...]`, the entries of `info` that `Config.extras` names.
@@ -104,7 +104,6 @@ class Trajectory(NamedTuple):
     action_mask: jax.Array | None = None
     reward_parts: RewardParts | None = None
     final_observation: PyTree = None
-    final_carry: PyTree = None
     final_value: jax.Array | None = None
     greedy: jax.Array | None = None
     forced: jax.Array | None = None

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,6 @@ from grpo_jax.hyperparams import NOT_NEGATIVE, Hyperparams, number
 from grpo_jax.objectives.returns import bootstrapped_returns
 from grpo_jax.observations import flatten_observation
 from grpo_jax.precision import at_least_float32, exact_sum
-from grpo_jax.types import PyTree, Trajectory
 
 FAR = 1e30  # a squared distance beyond any
 CLOSEST = 1e-30  # bandwidths are no smaller
@@ -170,55 +169,24 @@ def _comparable(x):
     return jnp.isfinite(jnp.sum(jnp.square(at_least_float32(x)), axis=-1))
 
 
-def observed(trajectory: Trajectory, policy: Any, params: PyTree) -> tuple[jax.Array, jax.Array]:
-    """The observations themselves; several arrays are flattened into one (`flatten_observation`)."""
-    return flatten_observation(trajectory.observation, 2), flatten_observation(trajectory.final_observation, 2)
+def kernel_baseline(*, relative: bool = True) -> Callable:
+    """The mean return-to-go of all other environments at the same step, weighted by similarity of observations.
 
-
-def policy_features(trajectory: Trajectory, policy: Any, params: PyTree) -> tuple[jax.Array, jax.Array]:
-    """The features that the actor's head reads.
-
-    Raises:
-      ValueError: the policy has none, or is a transformer, which reads a text only from its beginning.
+    The bandwidth is `kernel_bandwidth` of `KernelHyperparams`, and `relative` as of `kernel_values`. Several arrays of
+    an observation are flattened into one (`flatten_observation`).
     """
-    if policy.features is None or policy.max_steps is not None:
-        raise ValueError(
-            "this policy has no features for policy_features (a transformer has none of single states); give "
-            "make_pure_policy features=..., or use `observed`"
-        )
-    carry = jax.tree.map(lambda leaf: leaf[0], trajectory.carry)
-    begins = jnp.zeros((1, trajectory.valid.shape[1]), bool)
-
-    def of_final(observation, carry):
-        one_step = jax.tree.map(lambda leaf: leaf[None], observation)
-        return policy.features(params, one_step, carry, begins)[0]
-
-    return (
-        policy.features(params, trajectory.observation, carry, trajectory.is_first),
-        jax.vmap(of_final)(trajectory.final_observation, trajectory.final_carry),
-    )
-
-
-def kernel_baseline(*, metric: Callable = observed, relative: bool = True) -> Callable:
-    """The mean return-to-go of all other environments at the same step, weighted by similarity.
-
-    The bandwidth is `kernel_bandwidth` of `KernelHyperparams`.
-
-    Args:
-      metric: `observed` or `policy_features`, the states that are compared.
-      relative: as of `kernel_values`.
-    """
-    return _Kernel(metric, relative)
+    return _Kernel(relative)
 
 
 class _Kernel(NamedTuple):  # equal for equal fields, as a hashable `Config` needs
-    metric: Callable
     relative: bool
 
     def __call__(self, trajectory, policy, params, hyperparams, group_size):
         if trajectory.valid.shape[1] < 2:
             raise ValueError("kernel_baseline compares environments, but there is one; use num_envs=2 or more, best 64")
-        steps = trajectory.reward, trajectory.terminated, trajectory.truncated, trajectory.valid
-        window = Window(*self.metric(trajectory, policy, params), *steps)
+        window = Window(
+            *(flatten_observation(each, 2) for each in (trajectory.observation, trajectory.final_observation)),
+            *(trajectory.reward, trajectory.terminated, trajectory.truncated, trajectory.valid),
+        )
         scale = {"discount": hyperparams.discount, "bandwidth": hyperparams.kernel_bandwidth}
         return kernel_values(window, **scale, relative=self.relative)

@@ -111,6 +111,5 @@ def with_final_values(
         if trajectory.next_value is None:
             trajectory = trajectory._replace(next_value=next_values(trajectory.value, value, trajectory.truncated))
     if keep:
-        carry = policy.sequence_carry(carry)
-        trajectory = trajectory._replace(final_observation=observation, final_carry=carry, final_value=value)
+        trajectory = trajectory._replace(final_observation=observation, final_value=value)
     return trajectory

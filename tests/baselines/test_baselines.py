@@ -10,7 +10,7 @@ from probes import FOREVER, Probe, Recall, acted, check, difference, known_param
 
 from grpo_jax import PPO, Config, baselines, make_init, make_train_step, objectives
 from grpo_jax.algorithms import KERNEL_GAE, SAME_STEP_CRITIC, SAME_STEP_GAE, STATE_HASH
-from grpo_jax.baselines import KernelHyperparams, Window, kernel_baseline, kernel_values, policy_features
+from grpo_jax.baselines import KernelHyperparams, Window, kernel_values
 from grpo_jax.environments import make_environment
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import FRESH
@@ -193,9 +193,7 @@ def test_final_observations_are_of_truncations_and_the_end(rollout):
         steps = np.flatnonzero(trajectory.truncated[:, b])
         assert (trajectory.final_observation[: len(steps), b, 0] == 3).all()
         assert (trajectory.final_observation[: len(steps), b, 1] == trajectory.observation[steps, b, 1]).all()
-        assert (trajectory.final_carry[: len(steps), b] == 3).all()
     assert np.array_equal(trajectory.final_observation[-1], end.observation)
-    assert np.array_equal(trajectory.final_carry[-1], end.policy_carry)
     np.testing.assert_array_equal(trajectory.final_value, 10 + 2 * trajectory.final_observation[..., 0])
 
 
@@ -294,20 +292,22 @@ def test_nothing_follows_a_limit_that_terminates(rollout):
     assert not np.array_equal(actual.advantage, other.advantage)
 
 
-# --- features, train steps, refusals ---------------------------------------------------------------------------------
+# --- train steps, refusals -------------------------------------------------------------------------------------------
 
-BY_FEATURES = KERNEL_GAE._replace(baseline=kernel_baseline(metric=policy_features, **RELATIVE))
 SIZES = {"num_envs": 8, "num_steps": 6, "num_epochs": 1, "num_minibatches": 1}
 
 
 def test_no_gradient_flows_into_values(rollout):
-    policy = known_policy._replace(
-        features=lambda params, observation, carry, starts: jnp.sin(observation * params.bias)
-    )
+    def of_params(trajectory, policy, params, hyperparams, group_size):
+        return tuple(
+            each[..., 0] * jnp.sum(params.bias) for each in (trajectory.observation, trajectory.final_observation)
+        )
+
     trajectory = rollout[1]._replace(value=None, next_value=None, final_value=None)
 
     def total(params):
-        batch = batch_of(BY_FEATURES, jax.tree.map(jnp.asarray, trajectory), policy=policy, params=params)
+        algorithm = KERNEL_GAE._replace(baseline=of_params)
+        batch = batch_of(algorithm, jax.tree.map(jnp.asarray, trajectory), params=params)
         return jnp.sum(batch.advantage + batch.value + batch.target)
 
     gradient = jax.jit(jax.grad(total))(known_params((0.0, 0.0)))
@@ -315,7 +315,7 @@ def test_no_gradient_flows_into_values(rollout):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", [BY_FEATURES, SAME_STEP_CRITIC, STATE_HASH], ids=["features", "critic", "hash"])
+@pytest.mark.parametrize("algorithm", [KERNEL_GAE, SAME_STEP_CRITIC, STATE_HASH], ids=["kernel", "critic", "hash"])
 def test_train_steps_with_memory_and_normalised_observations(algorithm):
     network = {"network": MLP((4,), recurrent="gru", recurrent_size=3), "normalize_observations": True}
     config = Config(environment=Recall(), algorithm=algorithm, group_size=4, **SIZES, **network)

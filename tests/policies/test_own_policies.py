@@ -14,9 +14,7 @@ import scipy.stats
 from compilation import compiled
 from probes import bits, check
 
-from grpo_jax import Config
-from grpo_jax.algorithms import KERNEL_GAE
-from grpo_jax.baselines import kernel_baseline, policy_features
+from grpo_jax import GRPO, Config
 from grpo_jax.commands.harness.flags import RunFlags, parse
 from grpo_jax.environments import Box
 from grpo_jax.errors import ConfigError
@@ -143,12 +141,10 @@ def test_errors_say_what_is_wrong_with_a_network():
     check(Config(network=normed(lambda path: "batch_stats" not in path), **SMALL))
 
 
-def test_a_baseline_by_features_needs_features():
-    algorithm = KERNEL_GAE._replace(baseline=kernel_baseline(metric=policy_features))
-    fields = SMALL | {"algorithm": algorithm, "group_size": 2}
-    with pytest.raises(ConfigError, match="has no features.*features=.*`observed`"):
-        check(Config(network=linear, **fields))
-    with pytest.raises(ConfigError, match=r"features are float32\[4, 4\].* \[S, N, F\]"):
+def test_features_have_an_axis_of_their_own():
+    algorithm = GRPO._replace(penalties=(lambda prediction, batch, hyperparams: prediction.features[..., 0],))
+    fields = SMALL | {"algorithm": algorithm, "group_size": 2, "cut_episodes": True}
+    with pytest.raises(ConfigError, match=r"features are float32\[1, 8\].* \[S, N, F\]"):
         check(Config(network=variant(features=lambda params, x: x[:, 0]), **fields))
     check(Config(network=variant(features=lambda params, x: x @ params), **fields))
 
