@@ -36,6 +36,11 @@ class Algorithm(NamedTuple):
     critic: Annotated[Callable | None, "(values, targets, behaviour_values, hyperparams) -> loss [S, N]"]
     # the steps whose surrogate counts; None: all
     step_mask: Annotated[Callable | None, "(prediction, batch, hyperparams) -> bool [S, N]"] = None
+    # to be maximised in place of ratio and surrogate, in minibatches of whole groups, of whose K members it gets the
+    # sums of log-probabilities and the mean advantages
+    group_surrogate: Annotated[
+        Callable | None, "(log_prob, behaviour_log_prob, advantage, valid, hyperparams) -> [G]"
+    ] = None
     # values [T, B] that advantages are relative to, and those of the final observations, [F, B]; None: the critic's
     baseline: Annotated[Callable | None, "(trajectory, policy, params, hyperparams, group_size) -> values"] = None
     # the parameters of the reference policy for the next iteration, counted from 1; None: no reference exists
@@ -174,6 +179,13 @@ DPPO_KL = DPPO_TV._replace(step_mask=objectives.keep_within_kl)
 VESPO = GRPO._replace(ratio=objectives.vespo_ratio, surrogate=_UNCLIPPED, whole_sequences=True)
 # The paper learns values, from given data; here the members of a group are compared, on their own data.
 DRO = GRPO._replace(surrogate=_POLICY_GRADIENT, penalties=(objectives.k2_to_behaviour, entropy_bonus))
+# As in the paper, whose optimiser is Muon.
+TPO = GRPO._replace(
+    group_surrogate=with_hyperparams(objectives.target_policy_surrogate, temperature="tpo_temperature"),
+    penalties=(entropy_bonus,),
+    reduce=objectives.mean_of_sequence_means,
+    hyperparams=objectives.TpoHyperparams,
+)
 # The paper's is a variant of DAPO.
 HIGH_ENTROPY = GRPO._replace(step_mask=objectives.keep_high_entropy, whole_minibatches=True)
 # Of the paper's changes to GRPO it has this mask and the estimate of the KL.
@@ -234,6 +246,7 @@ _TABLE = {
     "dppo_kl": (DPPO_KL, "2602.04879", "A trust region by KL in place of the clip"),
     "vespo": (VESPO, "2602.10693", "A smooth weight of the sequence's ratio in place of the clip"),
     "dro": (DRO, "2405.19107", "The policy gradient with a squared penalty on the log-ratio"),
+    "tpo": (TPO, "2604.06159", "Fits the probabilities of a group's members to a target, by cross-entropy"),
     "high_entropy": (HIGH_ENTROPY, "2506.01939", "Only the fifth of the steps with the highest entropy learns"),
     "off_policy_mask": (OFF_POLICY_MASK, "2512.02556", "Bad sequences far from the behaviour policy are left out"),
     "ppo": (PPO, "1707.06347", "GAE and a critic; environments continue across rollouts"),

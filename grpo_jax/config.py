@@ -169,12 +169,18 @@ class Config(KnownFields):
     @property
     def keeps_sequences(self) -> bool:
         """Whether the steps of a rollout stay together in minibatches: a slot compares them, or they share a carry."""
-        return self.algorithm.whole_sequences or self.policy.has_carry
+        compared = self.algorithm.whole_sequences or self.algorithm.group_surrogate is not None
+        return compared or self.policy.has_carry
 
     @property
     def members_per_carry(self) -> int:
-        """Neighbouring sequences that share a carry, and stay together in minibatches: a group's, or one."""
+        """Neighbouring sequences that share a carry: a group's, or one."""
         return self.group_size if self.share_prompts else 1
+
+    @property
+    def members_together(self) -> int:
+        """Neighbouring sequences that stay together in minibatches, as a slot compares them or they share a carry."""
+        return self.group_size if self.algorithm.group_surrogate is not None else self.members_per_carry
 
     @property
     def is_transformer(self) -> bool:

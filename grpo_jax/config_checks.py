@@ -135,14 +135,15 @@ def _transformer(config: Any) -> Rules:
 
 def _minibatches(config: Any) -> Rules:
     """How the samples of an iteration are divided."""
-    members, sequences = config.members_per_carry, config.keeps_sequences
+    members, sequences = config.members_together, config.keeps_sequences
     num_samples = config.num_training_steps // ((config.window_steps if sequences else 1) * members)
     if config.num_kept_groups is not None:
         what = "samples of num_kept_groups"
     elif config.num_windows > 1:
         what = "samples of all windows"
-    elif config.share_prompts:
-        what = "num_envs / group_size (whole groups, share_prompts=True)"
+    elif members > 1:
+        why = "share_prompts=True" if config.share_prompts else "which group_surrogate compares"
+        what = f"num_envs / group_size (whole groups, {why})"
     else:
         what = "num_envs (whole sequences)" if sequences else "num_envs * num_steps"
     yield (
@@ -200,6 +201,7 @@ def _groups(config: Any) -> Rules:
     for field, value in (
         ("num_kept_groups", kept),
         ("live_groups_only", config.algorithm.live_groups_only),
+        ("group_surrogate", config.algorithm.group_surrogate),
     ):
         yield (
             value and not start.grouped,
@@ -237,9 +239,8 @@ def _algorithm(config: Any) -> Rules:
             f"{switch}=True is about whole episodes, but those of this algorithm continue across rollouts; use "
             "one-episode groups (start=FRESH)",
         )
-    for switch in ("live_groups_only", "greedy_member"):
+    for slot in ("live_groups_only", "greedy_member", "group_surrogate"):
         yield (
-            getattr(algorithm, switch) and size < 2,
-            f"{switch}=True compares members of groups, but group_size={size} leaves no others; use group_size=2 or "
-            "more",
+            getattr(algorithm, slot) and size < 2,
+            f"{slot} compares members of groups, but group_size={size} leaves no others; use group_size=2 or more",
         )

@@ -8,7 +8,8 @@ widths of a clip of the ratio below and above 1. The functions of `ratios` chang
 
     clipped_surrogate(sequence_log_ratio(log_ratio, mask), advantages, clip_low=3e-4, clip_high=4e-4)     # GSPO
 
-At ratio 1 every surrogate has the gradient of the plain policy gradient, `advantage * d log_prob`.
+At ratio 1 every surrogate has the gradient of the plain policy gradient, `advantage * d log_prob`. The exception is
+`target_policy_surrogate`, of whole groups.
 """
 
 import jax
@@ -19,7 +20,8 @@ from grpo_jax.objectives.ratios import importance_ratio
 from grpo_jax.precision import at_least_float32
 
 __all__ = ["DualClipHyperparams", "SapoHyperparams", "cispo_surrogate", "clip_fractions", "clipped_surrogate"]
-__all__ += ["policy_gradient_surrogate", "sapo_surrogate", "truncated_surrogate", "unclipped_surrogate"]
+__all__ += ["TpoHyperparams", "policy_gradient_surrogate", "sapo_surrogate", "target_policy_surrogate"]
+__all__ += ["truncated_surrogate", "unclipped_surrogate"]
 
 
 def clipped_surrogate(
@@ -145,3 +147,45 @@ class SapoHyperparams(Hyperparams):
     """Temperature of SAPO's sigmoid where the advantage is positive."""
     sapo_tau_negative: float = number(1.05, POSITIVE)
     """Temperature of SAPO's sigmoid where the advantage is negative."""
+
+
+def target_policy_surrogate(
+    log_prob: jax.Array,
+    behaviour_log_prob: jax.Array,
+    advantages: jax.Array,
+    valid: jax.Array | None = None,
+    *,
+    temperature: float = 1.0,
+) -> jax.Array:
+    """Minus the cross-entropy between a target and the policy, both over the members of a group.
+
+        sum_i q_i log p_i,  p = softmax(log pi),  q = softmax(log pi_behaviour + A / temperature), a constant
+
+    TPO (https://arxiv.org/abs/2604.06159). The gradient by log pi_i is q_i - p_i, exactly 0 at the target, so that many
+    epochs of the same samples are safe. A group with equal advantages is pulled back to the behaviour policy.
+
+    Args:
+      log_prob: `[..., K]`, of each member: the sum over its steps, in nats.
+      behaviour_log_prob: `[..., K]`, under the parameters that played; constants.
+      advantages: `[..., K]`, constants; the paper's are `group_normalized`.
+      valid: `[..., K]` bool: the members that count, all by default.
+      temperature: above 0, in units of the advantages; near 0 the target is the best member alone.
+
+    Returns:
+      `[...]`; 0 where no member is valid.
+    """
+    valid = jnp.ones(log_prob.shape, bool) if valid is None else valid.astype(bool)
+    log_prob, behaviour, advantages = map(at_least_float32, (log_prob, behaviour_log_prob, advantages))
+    # Less the best, so that no quotient overflows upwards.
+    excess = (advantages - jnp.max(advantages, -1, keepdims=True, where=valid, initial=-jnp.inf)) / temperature
+    nowhere = jnp.finfo(log_prob.dtype).min / 2  # finite: with -inf a group without a valid member would be NaN
+    target = jax.lax.stop_gradient(jax.nn.softmax(jnp.where(valid, behaviour + excess, nowhere)))
+    log_policy = jax.nn.log_softmax(jnp.where(valid, log_prob, nowhere))
+    return jnp.sum(target * jnp.where(valid & (target > 0), log_policy, 0.0), axis=-1)
+
+
+class TpoHyperparams(Hyperparams):
+    """With the number of `target_policy_surrogate`."""
+
+    tpo_temperature: float = number(1.0, POSITIVE)
+    """Temperature of TPO's target: lower follows the best members of a group more."""

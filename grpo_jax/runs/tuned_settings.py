@@ -19,6 +19,7 @@ ALGORITHM_SETTINGS = {
     "ipo": {"clip_low": 0.3},  # prime-rl's
     "dppo_tv": {"clip_low": 0.15, "clip_high": 0.15},
     "dppo_kl": {"clip_low": 0.05, "clip_high": 0.05},  # the paper's
+    "tpo": {"num_minibatches": 4},  # of whole groups, of which there are 8
     **IN_GROUPS,
 }
 

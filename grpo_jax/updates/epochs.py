@@ -36,7 +36,7 @@ def update_epochs(
 ) -> tuple[Learner, Metrics]:
     """Gradient descent on the loss: `num_epochs` passes over the batch, each in another random order.
 
-    The valid samples of a pass are dealt out evenly over its minibatches, as whole groups where those share a carry. An
+    The valid samples of a pass are dealt out evenly over its minibatches, as whole groups where these stay together. An
     update whose loss or gradient is not finite changes nothing and is counted in `optim/skipped_updates`; one without a
     valid sample, or after the KL to the behaviour policy exceeded `kl_limit`, changes nothing either. The other metrics
     are means over the updates that were applied, `policy/ratio_max` their maximum.

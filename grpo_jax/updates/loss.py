@@ -72,7 +72,10 @@ def loss(
 
     def surrogate(step_log_ratio):
         log_ratio = check_shape("ratio", algorithm.ratio(step_log_ratio, batch, hyperparams), batch.mask)
-        objective = algorithm.surrogate(log_ratio, batch.advantage, hyperparams)
+        if algorithm.group_surrogate is None:
+            objective = algorithm.surrogate(log_ratio, batch.advantage, hyperparams)
+        else:
+            objective = of_groups(config, step_log_ratio + batch.log_prob, batch, hyperparams)
         objective = check_shape("surrogate", objective, batch.mask)
         if algorithm.step_mask is not None:
             kept = check_shape("step_mask", algorithm.step_mask(prediction, batch, hyperparams), batch.mask)
@@ -107,3 +110,20 @@ def loss(
     if algorithm.critic is not None:
         total += hyperparams.value_coef * metrics["loss/value"]
     return total, metrics | {RATIO_MAX: jnp.max(importance_ratio(log_ratio), where=batch.mask, initial=0.0)}
+
+
+def of_groups(config: Config, log_prob: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
+    """`[S, N]`: what `group_surrogate` gives for a group, on all steps of its members.
+
+    The weights of `mean_of_sequence_means` make of it the mean over groups, of which all members are valid.
+    """
+    valid, num_steps = jnp.any(batch.mask, axis=0), jnp.sum(batch.mask, axis=0, dtype=float)
+
+    def members(values):
+        return values.reshape(-1, config.group_size)
+
+    totals = [jnp.sum(x, axis=0, where=batch.mask) for x in (log_prob, batch.log_prob, batch.advantage)]
+    totals[2] /= jnp.maximum(num_steps, 1.0)
+    objective = config.algorithm.group_surrogate(*map(members, (*totals, valid)), hyperparams)
+    objective = check_shape("group_surrogate", objective, members(valid)[:, 0])
+    return jnp.broadcast_to(jnp.repeat(objective, config.group_size), batch.mask.shape)

@@ -87,13 +87,13 @@ def default_microbatches(config: Config, num_steps: int, num_sequences: int) -> 
     """The number of parts of a minibatch `[num_steps, num_sequences]`, so that one part fits into a cache or memory.
 
     A part is for a CPU core's cache, or for an accelerator's memory. It has whole sequences, and whole groups where
-    these share a carry; eight sequences or more if there are as many, as a recurrent layer goes through a part step by
+    these stay together; eight sequences or more if there are as many, as a recurrent layer goes through a part step by
     step and narrower steps would waste vector units.
     """
     if config.algorithm.whole_minibatches:
         return 1
     most = max(8, config.plan.samples_per_part // num_steps)
-    num_units = num_sequences // config.members_per_carry
+    num_units = num_sequences // config.members_together
     fewest = min(-(-num_sequences // most), num_units)
     return next((n for n in range(fewest, 4 * fewest) if num_units % n == 0), 1)
 
@@ -112,13 +112,13 @@ def make_gradient(
     parts without any: steps after the end of a one-episode member then cost nothing. `flatten` may make one vector of
     the gradient.
     """
-    members, num_blocks = config.members_per_carry, config.shuffle_blocks
+    num_blocks, sharing = config.shuffle_blocks, config.members_per_carry
     batch = jax.lax.stop_gradient(batch.replace(advantage=None, mask=None, weight=None))
 
     def part(params, minibatch):
         advantage, mask, weight = (leaf.reshape(leaf.shape[0], -1) for leaf in minibatch[1:4])
         samples = _take(batch.replace(carry=None), minibatch.indices)
-        carry = _take(batch.carry, minibatch.indices[:, ::members] // members)
+        carry = _take(batch.carry, minibatch.indices[:, ::sharing] // sharing)
         samples = along_envs(samples.replace(advantage=advantage, mask=mask, weight=weight, carry=carry), axis=1)
         samples = jax.lax.optimization_barrier(samples)  # or XLA repeats the gather wherever a sample is used
         per_step = mask.astype(float) / jnp.maximum(minibatch.num_valid, 1.0)
@@ -145,7 +145,8 @@ def make_gradient(
             return metrics.replace(values=jnp.where(is_max, largest, metrics.values)), gradient
 
         if config.plan.skips_empty_parts:
-            # Neighbours that share a carry stay together, and those with a valid sample come first in each block.
+            # Neighbours stay together, and those with a valid sample come first in each block.
+            members = config.members_together
             filled = jnp.any(minibatch.mask.reshape(num_steps, num_blocks, -1, members), axis=(0, 3))
             num_filled = members * jnp.max(jnp.sum(filled, axis=1))
             num_parts = (num_filled + size - 1) // size

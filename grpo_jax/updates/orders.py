@@ -22,7 +22,7 @@ def minibatch_order(config: Config, key: jax.Array, mask: jax.Array) -> jax.Arra
       key: of the orders.
       mask: `[S, N]` bool; of rollouts of one episode, sequences with a valid sample are dealt out first, and evenly.
     """
-    num_epochs, num_blocks, members = config.num_epochs, config.shuffle_blocks, config.members_per_carry
+    num_epochs, num_blocks, members = config.num_epochs, config.shuffle_blocks, config.members_together
     filled = jnp.any(mask.reshape(mask.shape[0], num_blocks, -1, members), axis=(0, 3))
     filled = jnp.broadcast_to(filled, (num_epochs, *filled.shape))
     if _factors(filled.shape[-1]) is None:

@@ -1,0 +1,132 @@
+"""Surrogates of whole groups: TPO against NumPy in float64, and minibatches that no group is split over."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from probes import check
+from small import begin, minibatch_gradient, small_config
+
+from grpo_jax import GRPO, Config, objectives
+from grpo_jax.algorithms import TPO
+from grpo_jax.errors import ConfigError
+from grpo_jax.groups import CONTINUE
+from grpo_jax.objectives import TpoHyperparams, target_policy_surrogate
+from grpo_jax.rollouts.collect import collect
+from grpo_jax.rollouts.rollout import Simulator
+from grpo_jax.updates.batch import make_batch
+from grpo_jax.updates.loss import predict
+from grpo_jax.updates.orders import minibatch_order
+
+
+def softmax(logits):
+    weights = np.exp(logits - logits.max())
+    return weights / weights.sum()
+
+
+@pytest.mark.parametrize("scale, temperature", [(1, 1), (1, 0.3), (30, 0.02), (1e30, 1), (1e-30, 1), (1, 2e-38)])
+def test_tpo_is_a_cross_entropy_whose_gradient_is_the_distance_to_the_target(scale, temperature):
+    rng = np.random.default_rng(0)
+    log_prob, behaviour, advantages = rng.normal(size=(3, 5, 7)) * [[[3]], [[3]], [[scale]]] - [[[20]], [[25]], [[0]]]
+    valid = rng.random((5, 7)) < 0.8
+    advantages[0] = 0
+    valid[1], valid[2] = False, np.arange(7) == 3  # nobody, and one alone
+    inputs = [jnp.float32(each) for each in (log_prob, behaviour, advantages)]
+    log_prob, behaviour, advantages = (np.asarray(each, np.float64) for each in inputs)
+
+    @jax.jit
+    def found(*inputs):
+        value = functools.partial(target_policy_surrogate, temperature=temperature)
+        return value(*inputs, valid), jax.grad(lambda *x: value(*x, valid).sum(), argnums=(0, 1, 2))(*inputs)
+
+    with jax.debug_nans(True):
+        values, (gradient, *constants) = found(*inputs)
+    assert not np.any(constants), "the target is a constant"
+    expected, slopes = np.zeros(5), np.zeros((5, 7))
+    for group in (0, 2, 3, 4):
+        members = valid[group]
+        excess = advantages[group, members] - advantages[group, members].max()
+        target, policy = softmax(behaviour[group, members] + excess / temperature), softmax(log_prob[group, members])
+        expected[group] = np.sum(target * np.log(policy))
+        slopes[group, members] = target - policy
+    np.testing.assert_allclose(values, expected, rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(gradient, slopes, atol=2e-6)
+
+
+def test_the_gradient_vanishes_at_the_target_and_a_group_of_equals_is_pulled_back():
+    behaviour, advantages, equal = jnp.array([-3.0, -1.0, -7.0]), jnp.array([1.0, -1.0, 0.0]), jnp.zeros(3)
+    slope = jax.jit(jax.grad(lambda log_prob, advantages: target_policy_surrogate(log_prob, behaviour, advantages)))
+    at_target = behaviour + advantages - 2.5  # a constant changes no distribution over members
+    np.testing.assert_allclose(slope(at_target, advantages), equal, atol=1e-7)
+    assert not np.any(slope(behaviour, equal)), "nothing to learn where the policy has not moved"
+    back = softmax(np.array(behaviour)) - softmax(np.array(at_target))
+    np.testing.assert_allclose(slope(at_target, equal), back, atol=1e-6)
+    unknown = target_policy_surrogate(*jnp.stack([behaviour] * 4).reshape(2, 2, 3), jnp.array([[jnp.nan] * 3, equal]))
+    assert np.isnan(unknown).tolist() == [True, False], "which skips the update"
+
+
+SIZES = {"num_envs": 12, "group_size": 3, "env_params": {"max_steps_in_episode": 12}}
+
+
+def test_the_loss_is_the_mean_over_groups_whatever_its_parts():
+    config = small_config(TPO, **SIZES)
+    policy = config.policy
+
+    @jax.jit
+    def compare(state):
+        simulator = Simulator(config.env, policy, state.params, state.hyperparams.discount)
+        _, trajectory = collect(config, simulator, state.rollout, *jax.random.split(jax.random.key(1)))
+        batch = make_batch(config, policy, state, trajectory, state.hyperparams)
+
+        def whole_loss(params):
+            log_prob = predict(policy, params, batch).log_prob
+            sums = (jnp.sum(x, axis=0, where=batch.mask) for x in (log_prob, batch.log_prob, batch.advantage))
+            log_prob, behaviour, advantage = (x.reshape(4, 3) for x in sums)
+            advantage /= batch.mask.sum(axis=0).reshape(4, 3)
+            return -jnp.mean(target_policy_surrogate(log_prob, behaviour, advantage, temperature=0.5))
+
+        moved = jax.tree.map(lambda leaf: leaf + 0.2 * jnp.cos(jnp.arange(leaf.size).reshape(leaf.shape)), state.params)
+        order = jnp.arange(12).reshape(4, 3)[jnp.array([2, 0, 3, 1])].reshape(-1)
+        in_parts = [dataclasses.replace(config, num_microbatches=number) for number in (1, 4)]
+        others = [minibatch_gradient(each, policy, moved, batch, order, state.hyperparams) for each in in_parts]
+        return batch.mask, jax.value_and_grad(whole_loss)(moved), others
+
+    mask, (expected, slopes), found = compare(begin(config, TpoHyperparams(tpo_temperature=0.5)))
+    assert not mask.all() and max(np.abs(leaf).max() for leaf in jax.tree.leaves(slopes)) > 0.01
+    for _, metrics, gradient in found:
+        np.testing.assert_allclose(metrics["loss/policy"], expected, rtol=1e-5)
+        for leaf, other in zip(jax.tree.leaves(gradient), jax.tree.leaves(slopes), strict=True):
+            np.testing.assert_allclose(leaf, other, rtol=1e-4, atol=1e-6)
+
+
+def test_a_minibatch_has_whole_groups_of_each_block():
+    config = small_config(TPO, **SIZES | {"num_envs": 24}, num_epochs=3, num_minibatches=2, shuffle_blocks=2)
+    orders = np.asarray(minibatch_order(config, jax.random.key(0), jnp.ones((12, 24), bool)))
+    groups = orders.reshape(3, 2, 2, -1, 3)
+    assert (groups[..., 0] % 3 == 0).all() and (np.diff(groups) == 1).all()
+    for block in np.moveaxis(groups[..., 0], 1, 2).reshape(6, -1):
+        assert sorted(block) == [0, 3, 6, 9]
+
+
+MISTAKES = [
+    ({"num_minibatches": 8}, "whole groups, which group_surrogate compares.* = 4 .*use num_minibatches=4"),
+    ({"num_microbatches": 8}, "a minibatch of 4 is not divisible by num_microbatches=8"),
+    ({"shuffle_blocks": 6}, "shuffle_blocks=6 does not divide the 4 groups"),
+    ({"group_size": 1, "algorithm": TPO._replace(advantage=objectives.returns_to_go)}, "group_size=1 leaves no others"),
+    ({"algorithm": TPO._replace(start=CONTINUE)}, "group_surrogate is for groups that start from one state"),
+]
+
+
+def test_what_splits_or_lacks_groups_is_refused():
+    for fields, message in MISTAKES:
+        with pytest.raises(ConfigError, match=message):
+            Config(**{"algorithm": TPO, **SIZES, "num_minibatches": 1} | fields)
+    for value, message in {0.0: "tpo_temperature=0.0 must be more than 0", np.nan: "tpo_temperature=nan"}.items():
+        with pytest.raises(ConfigError, match=message):
+            TpoHyperparams(tpo_temperature=value).check()
+    flat = GRPO._replace(group_surrogate=lambda log_prob, behaviour, advantage, valid, hyperparams: log_prob)
+    with pytest.raises(ConfigError, match="the slot 'group_surrogate' returned shape"):
+        check(Config(algorithm=flat, **SIZES, num_minibatches=1))
