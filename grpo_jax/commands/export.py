@@ -17,7 +17,7 @@ from grpo_jax.commands.harness.command import command, make_console
 from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.commands.harness.trained import PolicyArguments
 from grpo_jax.config import Config
-from grpo_jax.environments.spaces import Box, some_action
+from grpo_jax.environments.spaces import Box
 from grpo_jax.errors import ConfigError
 from grpo_jax.evaluation.episodes import choose_actions
 from grpo_jax.policies.networks import MLP
@@ -143,7 +143,7 @@ def save_numpy(policy: TrainedPolicy, out: Path) -> None:
     config, env, network = policy.config, policy.config.env, policy.config.network
     manifest = {"policy": policy.name, "row": policy.row, "network": config_fields(config)[0].get("network")}
     is_mlp = type(network) is MLP and network.recurrent == "none" and config.action_distribution == "auto"
-    if is_mlp and not isinstance(env.codec.decode(some_action(env.action_space)), tuple):
+    if is_mlp:
         seen, parts = network.actor_observation, jax.tree_util.tree_leaves_with_path(env.codec.leaves)
         paths = [[jax.tree_util.keystr((key,), simple=True) for key in path] for path, _ in parts]
         names = "shape", "num_values", "start"

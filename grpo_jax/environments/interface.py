@@ -92,25 +92,19 @@ def opened(env: Any) -> Any:
             f"themselves; override {overridden[0]}_env"
         )
     made = object.__new__(type(env))
-    for name, value in (_attributes(env) | {inner[0]: opened(inner[1])}).items():
+    for name, value in (vars(env) | {inner[0]: opened(inner[1])}).items():
         object.__setattr__(made, name, value)
     return made
 
 
 def _inside(env: Any) -> tuple[str, Any] | None:
     """The attribute of a wrapper that holds an environment, and this; None if there is none."""
-    for name, value in _attributes(env).items():
+    for name, value in getattr(env, "__dict__", {}).items():
         is_environment = all(hasattr(value, part) for part in ("reset_env", "step_env")) and not isinstance(value, type)
-        if is_environment and not any(each is env for each in _attributes(value).values()):  # a helper around it
+        parts = getattr(value, "__dict__", {}).values()
+        if is_environment and not any(part is env for part in parts):  # a helper around it
             return name, value
     return None
-
-
-def _attributes(env: Any) -> dict[str, Any]:
-    """The attributes of an object, also those in `__slots__`."""
-    state = object.__getstate__(env)
-    parts = state if isinstance(state, tuple) else (state,)
-    return {name: value for part in parts if part for name, value in part.items()}
 
 
 def _depth(env: Any, part: str) -> int:

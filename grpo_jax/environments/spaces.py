@@ -54,15 +54,10 @@ def action_codec(space: Any, name: str) -> tuple[ActionSpace, Callable]:
             shape = MultiDiscrete(tuple(np.ravel(space.nvec).tolist()))
         case "MultiBinary":
             shape = MultiDiscrete((2,) * int(np.prod(space.shape)))
-        case "Tuple" if all(_kind(part) == "Discrete" for part in space.spaces):
-            parts, decoders = zip(*(action_codec(part, name) for part in space.spaces), strict=True)
-            return MultiDiscrete(tuple(part.num_actions for part in parts)), lambda action: tuple(
-                decode(each) for decode, each in zip(decoders, action, strict=True)
-            )
         case _:
             raise ConfigError(
-                f"actions of {name!r} in {space} are not supported; use Discrete, MultiDiscrete, MultiBinary, a Box of "
-                "real numbers or a Tuple of Discrete"
+                f"actions of {name!r} in {space} are not supported; use Discrete, MultiDiscrete, MultiBinary or a Box "
+                "of real numbers"
             )
     dtype = jax.dtypes.canonicalize_dtype(space.dtype)
     offset = np.asarray(start, dtype) if np.any(start) else None
@@ -79,8 +74,6 @@ def host_actions(space: Any, name: str) -> tuple[np.ndarray, Callable]:
     canonical, decode = action_codec(space, name)
     with jax.ensure_compile_time_eval():
         action = decode(some_action(canonical))
-    if isinstance(action, tuple):
-        raise ConfigError(f"actions of {name!r} in {space} are not supported on the host; use MultiDiscrete")
     as_given = int if isinstance(canonical, Discrete) else lambda action: action.astype(space.dtype)
     return np.asarray(action), as_given
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ def save_model(
     params: PyTree,
     tokenizer: Any,
     *,
-    end_token: str | Sequence[str],
+    end_token: str,
     context: int,
     chat_template: str | None = None,
     special_tokens: Mapping[str, str] | None = None,
@@ -61,10 +61,10 @@ def save_model(
       architecture: a combination of variants that a published model type has.
       params: of a policy with this architecture, without an axis of rows.
       tokenizer: a `tokenizers.Tokenizer`.
-      end_token: text of the token that ends a completion, or of several.
+      end_token: text of the token that ends a completion; it is also `eos_token` and `pad_token`.
       context: the most tokens of a prompt and its completion.
       chat_template: in Jinja; None: the model reads plain texts only.
-      special_tokens: further ones, such as `{"bos_token": "<s>"}`; the first end token is `eos_token` and `pad_token`.
+      special_tokens: further ones, such as `{"bos_token": "<s>"}`.
       dtype: of the weights, "float32" or "bfloat16".
 
     Raises:
@@ -72,13 +72,11 @@ def save_model(
     """
     if isinstance(tokenizer, Tokenizer):
         raise ConfigError("save_model needs a tokenizers.Tokenizer; for the model of a folder, use save_trained")
-    ends = [end_token] if isinstance(end_token, str) else list(end_token)
-    special = {"eos_token": ends[0], "pad_token": ends[0], **(special_tokens or {})}
-    number_of = {token: tokenizer.token_to_id(token) for token in (*ends, *special.values())}
+    special = {"eos_token": end_token, "pad_token": end_token, **(special_tokens or {})}
+    number_of = {token: tokenizer.token_to_id(token) for token in special.values()}
     if missing := [token for token, number in number_of.items() if number is None]:
         raise ConfigError(f"the tokenizer has no token {missing[0]!r}; add it as a special token before training it")
     numbers = {f"{name}_token_id": number_of.get(special.get(f"{name}_token")) for name in ("bos", "eos", "pad")}
-    numbers["eos_token_id"] = number_of[ends[0]] if len(ends) == 1 else [number_of[end] for end in ends]
     vocab_size = len(actor_params(params)["embedding"])
     description = describe_architecture(architecture, vocab_size=vocab_size, context=context) | numbers
     about = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **special}

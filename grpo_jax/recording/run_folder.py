@@ -95,8 +95,6 @@ def prepare_folder(directory: Path, specs: Sequence[RunSpec], *, resume: bool, s
     """
     directory = Path(os.path.realpath(directory))
     checkpoints = directory / subfolder / CHECKPOINTS
-    if os.path.isfile(checkpoints):
-        raise FileExistsError(f"{checkpoints} is a file, and a run has a folder of this name. Choose another folder.")
     folders = {*os.listdir(checkpoints)} if os.path.isdir(checkpoints) else set()
     is_saved = any(os.listdir(checkpoints / folder) for folder in folders if os.path.isdir(checkpoints / folder))
     files = (directory / name for name in (SUMMARY_FILE, METRICS_FILE))

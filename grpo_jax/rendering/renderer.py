@@ -1,4 +1,4 @@
-"""Finds how an environment is drawn: by itself, its suite or gymnax, by a drawing here, or from its observations."""
+"""Finds how an environment is drawn: by itself or its suite, by a drawing here, or from its observations."""
 
 import importlib
 import os
@@ -17,7 +17,7 @@ from grpo_jax.environments.suites import Craftax
 from grpo_jax.environments.suites.physics import RigidBodies
 from grpo_jax.environments.tokens import Task
 from grpo_jax.errors import ConfigError
-from grpo_jax.rendering.drawings import DRAWINGS, draw_observation, enlarge, is_image
+from grpo_jax.rendering.drawings import DRAWINGS, draw_observation, enlarge
 
 
 class Renderer(NamedTuple):
@@ -58,24 +58,12 @@ def make_renderer(environment: str | Any, params: Mapping[str, Any] | None = Non
             drawing, fps = DRAWINGS[name]
             return Renderer(lambda state, observation: drawing(state, env_params), fps)
     made = make_environment(environment, params)
-    shape = getattr(made.observation, "shape", ())
-    if is_gymnax and not is_image(shape):
-        return Renderer(lambda state, observation: _draw_figure(*render(state, env_params)), 10)
-    if shape:
+    if getattr(made.observation, "shape", ()):
         return Renderer(lambda state, observation: draw_observation(observation), 15)
     instead = "give the environment a method render(state, params) -> [H, W, 3] uint8"
     if made.on_host:
         instead = "an environment on the host can be drawn only if its observation is one array"
     raise ConfigError(f"there is no drawing of {environment!r}, and it observes no single array; {instead}")
-
-
-def _draw_figure(figure: Any, axes: Any) -> np.ndarray:
-    """A frame of a figure of matplotlib, as gymnax makes them."""
-    figure.set_dpi(50)  # 320 by 240 pixels
-    figure.canvas.draw()
-    pixels = np.asarray(figure.canvas.buffer_rgba())[..., :3].copy()
-    sys.modules["matplotlib.pyplot"].close(figure)  # which otherwise keeps it
-    return pixels
 
 
 def _craftax_drawing(env: Craftax) -> Callable[[Any, Any], np.ndarray]:

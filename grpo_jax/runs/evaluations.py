@@ -89,18 +89,11 @@ def make_evaluation(
     return lambda states, iteration: returns_of_rows(states, fold_in(fold_in(keys, _STREAM), iteration))
 
 
-def reached_return(threshold: float, *, greedy: bool = False) -> Callable[[Evaluations], np.ndarray]:
-    """For `Evaluate(stop_when=...)`: a row stops once the mean return of an evaluation is at least `threshold`.
-
-    Args:
-      threshold: a return.
-      greedy: compare the return with greedy actions instead of sampled ones.
-    """
+def reached_return(threshold: float) -> Callable[[Evaluations], np.ndarray]:
+    """For `Evaluate(stop_when=...)`: a row stops once the mean return of sampled actions is at least `threshold`."""
     if not np.isfinite(threshold):
         raise ConfigError(f"threshold={threshold} is not a return; use a number such as 475.0")
-
-    name = "greedy" if greedy else "sampled"
-    return lambda evaluations: (getattr(evaluations, name) >= threshold).any(axis=0)
+    return lambda evaluations: (evaluations.sampled >= threshold).any(axis=0)
 
 
 def no_progress(num_evaluations: int) -> Callable[[Evaluations], np.ndarray]:

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from grpo_jax.errors import ConfigError
 from grpo_jax.runs.evaluations import Evaluations
 from grpo_jax.runs.progress import Chunk
 from grpo_jax.runs.run_spec import Setting, Settings, list_first
@@ -75,7 +74,7 @@ class RunResult(NamedTuple):
         """A table of pandas, with a line for each iteration of each row.
 
         Its columns are the hyperparameters and env_params in which rows differ, `seed`, `iteration`,
-        `environment_steps` and the metrics. Raises ConfigError if pandas is not installed.
+        `environment_steps` and the metrics. pandas must be installed; `curves` are arrays.
         """
         return as_dataframe(self.by_setting)
 
@@ -122,16 +121,9 @@ def stacked(parts: Iterable[Chunk | RunResult]) -> dict[str, np.ndarray]:
 
 
 def as_dataframe(parts: Mapping[Setting, Chunk | RunResult]) -> "pandas.DataFrame":
-    """A line for each iteration of each seed: its setting's values, `seed`, `iteration`, `environment_steps`, metrics.
+    """A line for each iteration of each seed: its setting, `seed`, `iteration`, `environment_steps` and metrics."""
+    import pandas
 
-    Raises ConfigError if pandas is not installed.
-    """
-    try:
-        import pandas
-    except ImportError as error:
-        raise ConfigError(
-            "to_dataframe() needs pandas, which is not installed: pip install pandas; or use curves(), which are arrays"
-        ) from error
     frames = []
     for setting, part in parts.items():
         iteration, seed = np.indices(part.steps.shape)

@@ -139,7 +139,6 @@ class SweepResult:
         """A table of pandas, with a line for each iteration of each seed of each setting.
 
         Its columns are the axes, `seed`, `iteration`, `environment_steps` and the metrics.
-        Raises ConfigError if pandas is not installed.
         """
         return as_dataframe(self.by_setting)
 

@@ -62,8 +62,6 @@ gym, gymnax_ = spaces, gymnax_spaces
 SPACES = {
     "gymnax Box of a number": (gymnax_.Box(-2.0, 2.0, ()), Box((-2.0,), (2.0,)), [1.5], 1.5),
     "gymnax Box": (gymnax_.Box(0.0, jnp.inf, (2, 1)), Box((0.0,) * 2, (np.inf,) * 2), [0.5, 1], [[0.5], [1]]),
-    "gymnax Tuple": (gymnax_.Tuple([gymnax_.Discrete(n) for n in (2, 3)]), MultiDiscrete((2, 3)), [1, 2], (1, 2)),
-    "Tuple": (gym.Tuple([gym.Discrete(2, start=7), gym.Discrete(3)]), MultiDiscrete((2, 3)), [1, 2], (8, 2)),
     "Discrete": (gym.Discrete(3, start=-1), Discrete(3), 2, 1),
     "Derived": (Derived(300, start=5), Discrete(300), 299, 304),
     "MultiBinary": (gym.MultiBinary((1, 3)), MultiDiscrete((2,) * 3), [1, 0, 1], [[1, 0, 1]]),
@@ -79,15 +77,13 @@ def test_an_action_arrives_as_its_space_has_it(case):
     env, action = make_environment(Taking(space)), jnp.array(action)
     assert env.action_space == canonical
     taken = env.codec.decode(action)
-    assert jax.tree.map(lambda x: np.asarray(x).tolist(), taken) == own
-    shapes = [part.shape for part in (space.spaces if isinstance(own, tuple) else [space])]
-    assert [part.shape for part in jax.tree.leaves(taken)] == shapes
+    assert np.asarray(taken).tolist() == own and taken.shape == space.shape
     state, _ = env.reset(KEY, env.params)
-    total = sum(np.sum(part) for part in jax.tree.leaves(own))
+    total = np.sum(own)
     assert env.step(KEY, state, action, env.params).observation[0] == total
     batch = jax.vmap(env.codec.decode)(jnp.stack([action] * 2))
-    np.testing.assert_array_equal(jax.tree.leaves(batch)[0][1], jax.tree.leaves(taken)[0])
-    if isinstance(space, gymnasium.Space) and not isinstance(own, tuple):
+    np.testing.assert_array_equal(batch[1], taken)
+    if isinstance(space, gymnasium.Space):
         env = make_environment(HostEnvironment(lambda: OnHost(gym.Discrete(2), space), max_steps=3))
         assert env.action_space == canonical
         moved = env.step(None, env.reset(KEY, {})[0], action, {})
@@ -96,9 +92,9 @@ def test_an_action_arrives_as_its_space_has_it(case):
 
 def test_other_spaces_are_refused_by_name():
     whole_numbers = gym.Box(0, 10, (2,), np.int32), gymnax_.Box(0, 10, (2,), jnp.int32)
-    nested = gym.Dict(a=gym.Discrete(2)), gymnax_.Tuple([gymnax_.Tuple([gymnax_.Discrete(2)])])
+    nested = gym.Dict(a=gym.Discrete(2)), gymnax_.Tuple([gymnax_.Discrete(2)])
     for space in (*whole_numbers, *nested, gym.Text(3), 3, type("Mine", (), {"n": 3})()):
-        with pytest.raises(ConfigError, match="actions of '.*' in .* are not supported; use .*Tuple of Discrete"):
+        with pytest.raises(ConfigError, match="actions of '.*' in .* are not supported; use Discrete"):
             make_environment(Taking(space))
 
 
@@ -148,9 +144,7 @@ def test_a_policy_with_masks_does_not_act_without_one():
     assert policy.act(np.zeros(2), action_mask=np.int8([0, 1])) == 1
 
 
-def test_a_policy_of_gymnax_gives_its_tuple_and_takes_its_integers():
-    action = policy_of(Taking(SPACES["Tuple"][0])).act(np.zeros(2))
-    assert isinstance(action, tuple) and action[0] in (7, 8)
+def test_a_policy_of_gymnax_takes_its_integers():
     lake = policy_of("FrozenLake-misc")
     env = lake.config.env
     assert env.codec.given == jax.ShapeDtypeStruct((), jnp.int32) and env.observation.shape == (16,)

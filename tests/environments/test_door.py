@@ -1,7 +1,6 @@
 """The door for environments: what its trial refuses, wrappers, early truncations, objects of any class."""
 
 import dataclasses
-import warnings
 from typing import Any
 
 import gymnax
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 from gymnax.environments.classic_control import CartPole
 from gymnax.wrappers import purerl
-from probes import Echo, Parts, Probe, ProbeParams, Questions
+from probes import Probe, ProbeParams
 from small import small_config
 
 import grpo_jax
@@ -133,9 +132,9 @@ class OverridesStep(CartPole):
         return super().step(key, state, action, params)
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass
 class Held:
-    """A wrapper that is a dataclass with slots, and has the environment under another name."""
+    """A wrapper that is a dataclass, and has the environment under another name."""
 
     base: Any
     reset = property(lambda self: self.base.reset)
@@ -235,16 +234,6 @@ def own(**parts):
     return type("Own", (Plain,), parts)()
 
 
-def terminating(ends):
-    """A step that terminates where the time and the limit say so."""
-
-    def step_env(self, key, state, action, params):
-        observation, state, reward, _, info = Plain.step_env(self, key, state, action, params)
-        return observation, state, reward, ends(state["time"], params.max_steps_in_episode), info
-
-    return step_env
-
-
 def test_it_is_found_whether_the_steps_alone_decide_a_truncation():
     for is_truncated, early in (
         (lambda self, state, params: state["time"] >= params.max_steps_in_episode, False),
@@ -255,33 +244,6 @@ def test_it_is_found_whether_the_steps_alone_decide_a_truncation():
     ):
         for on_host in (False, True):
             assert make_environment(own(is_truncated=is_truncated, on_host=on_host)).truncates_early == early
-
-
-AT_LIMIT = terminating(lambda time, limit: time >= limit)  # the template of gymnax before 1.0
-
-
-def test_termination_at_the_limit_is_told_once():
-    as_number = terminating(lambda time, limit: time >= range(limit)[-1] + 1)
-    for environment in (own(step_env=AT_LIMIT), own(step_env=as_number)):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("default")
-            for num_envs in (4, 8):
-                small_config("ppo", environment, num_envs=num_envs)
-        (message,) = [str(warning.message) for warning in caught if "time limit" in str(warning.message)]
-        assert "step_env of 'Own' terminates at the time limit" in message
-        assert "leave 'time >= params.max_steps_in_episode' out of its terminated" in message
-        assert "'limit_terminates = True'" in message
-
-
-def test_no_other_environment_is_warned_about():
-    part_of_the_task = own(step_env=AT_LIMIT, limit_terminates=True)
-    as_long = own(step_env=terminating(lambda time, limit: time >= 3))
-    used_otherwise = own(step_env=terminating(lambda time, limit: (time >= 9) & (limit > 0)))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for environment in (Echo(), Parts(), Questions(), part_of_the_task, as_long, used_otherwise, cart_pole()):
-            make_environment(environment)
-            make_environment(environment, {"max_steps_in_episode": 1})
 
 
 @dataclasses.dataclass

@@ -11,14 +11,12 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.rendering import make_renderer, write_animation
 from grpo_jax.rendering.drawings import CAPTION_HEIGHT, DRAWINGS, EMPTY, captioned, draw_observation
 
-BY_GYMNAX = ("MetaMaze-misc", "PointRobot-misc")
 SUITES = ("brax:inverted_pendulum", "craftax:Craftax-Classic-Symbolic-v1", "pgx:2048", "pgx:minatar-breakout")
 
 
 @pytest.mark.parametrize(
     "name",
-    [*DRAWINGS, *BY_GYMNAX, "Catch-bsuite", "Reacher-misc"]
-    + [pytest.param(name, marks=pytest.mark.slow) for name in SUITES],
+    [*DRAWINGS, "Catch-bsuite", "Reacher-misc"] + [pytest.param(name, marks=pytest.mark.slow) for name in SUITES],
 )
 def test_a_picture_changes_with_the_state(name):
     suite, colon, _ = name.partition(":")

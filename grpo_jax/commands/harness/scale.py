@@ -57,8 +57,6 @@ def for_gpu(
     fields: Mapping[str, Any],
     algorithm: Algorithm,
     given: Mapping[str, Any] = MappingProxyType({}),
-    *,
-    power: float = 0.25,
 ) -> dict[str, Any]:
     """The fields for a GPU, from those tuned for a CPU and those that the user gives, which stay.
 
@@ -69,14 +67,13 @@ def for_gpu(
     - Environments that continue: at most 4,096 × 16 samples, of rollouts that are shorter by this factor, but of at
       least 16 steps; recurrent policies and groups keep the length of theirs.
     - Whole episodes: `growth` times as many environments, at most 8 times.
-    - The number of minibatches stays, and the learning rate grows with the fourth root of their size.
+    - The number of minibatches stays, and the learning rate grows with the fourth root of their size: with the square
+      root, usual for Adam, a seed in four of Pendulum was lost (experiments/results/scale).
 
     Args:
       fields: see `settings`.
       algorithm: its `start` tells whether environments continue or play whole episodes.
       given: any fields of `Config` and `Hyperparams`; sizes and the budget among them also change the others.
-      power: that of the learning rate in the size of a minibatch. With 0.5, usual for Adam, a seed in four of Pendulum
-        was lost: experiments/results/scale.
     """
     tuned = DEFAULTS | fields
     num_envs, steps, budget = tuned["num_envs"], tuned["num_steps"], given.get("total_steps", tuned["total_steps"])
@@ -93,7 +90,7 @@ def for_gpu(
         sizes = {"num_envs": num_envs, "num_steps": min(steps, max(shortest, fitting))}
     else:
         sizes = {"num_envs": num_envs * _power_of_two(min(growth, MOST_GROWTH))}
-    rate = tuned["learning_rate"] * (_minibatch_size(tuned | sizes | given) / _minibatch_size(tuned)) ** power
+    rate = tuned["learning_rate"] * (_minibatch_size(tuned | sizes | given) / _minibatch_size(tuned)) ** 0.25
     return {**fields, **sizes, "learning_rate": float(f"{rate:.2g}"), **given}
 
 
