@@ -135,8 +135,6 @@ GPG = GRPO._replace(advantage=outcome(objectives.group_centered), surrogate=_POL
 DAPO = GRPO._replace(penalties=(entropy_bonus,), live_groups_only=True)
 # The paper's clip widths, 3e-4 and 4e-4, are to be set, as is kl_coef=0.
 GSPO = GRPO._replace(ratio=objectives.sequence_ratio, reduce=objectives.mean_of_sequence_means, whole_sequences=True)
-# The paper's clip widths, 0.4, are to be set.
-GMPO = GSPO._replace(ratio=objectives.geometric_mean_ratio, surrogate=_UNCLIPPED)
 # The paper has no KL penalty, and no lower bound of the weight, as with clip_low=1.
 CISPO = GRPO._replace(surrogate=with_hyperparams(objectives.cispo_surrogate, "clip_low", "clip_high"))
 # The paper averages by sequence.
@@ -173,10 +171,6 @@ IPO = GRPO._replace(surrogate=_UNCLIPPED, penalties=(entropy_bonus,), step_mask=
 DPPO_TV = GRPO._replace(
     surrogate=with_hyperparams(objectives.truncated_surrogate), step_mask=objectives.keep_within_total_variation
 )
-# The paper's clip widths, 0.05 nats, are to be set.
-DPPO_KL = DPPO_TV._replace(step_mask=objectives.keep_within_kl)
-# The ratio alone is the paper's.
-VESPO = GRPO._replace(ratio=objectives.vespo_ratio, surrogate=_UNCLIPPED, whole_sequences=True)
 # The paper learns values, from given data; here the members of a group are compared, on their own data.
 DRO = GRPO._replace(surrogate=_POLICY_GRADIENT, penalties=(objectives.k2_to_behaviour, entropy_bonus))
 # As in the paper, whose optimiser is Muon.
@@ -229,7 +223,6 @@ _TABLE = {
     "gpg": (GPG, "2504.02546", "The plain policy gradient, without a ratio or a clip"),
     "dapo": (DAPO, "2503.14476", "A higher upper clip, no KL, groups without signal left out"),
     "gspo": (GSPO, "2507.18071", "The ratio of the whole sequence"),
-    "gmpo": (GMPO, "2507.20673", "The geometric mean of the steps' ratios"),
     "cispo": (CISPO, "2506.13585", "The clipped ratio as a weight, so that every step has a gradient"),
     "sapo": (SAPO, "2511.20347", "A smooth gate in place of the clip"),
     "kl_cov": (KL_COV, "2505.22617", "A KL penalty at steps of high covariance, so that entropy stays"),
@@ -243,8 +236,6 @@ _TABLE = {
     "max_rl": (MAX_RL, "2602.02710", "The return relative to the group's, divided by the group's mean"),
     "ipo": (IPO, "2602.04879", "Steps whose probability changed too much are left out; no clip"),
     "dppo_tv": (DPPO_TV, "2602.04879", "A trust region by total variation in place of the clip"),
-    "dppo_kl": (DPPO_KL, "2602.04879", "A trust region by KL in place of the clip"),
-    "vespo": (VESPO, "2602.10693", "A smooth weight of the sequence's ratio in place of the clip"),
     "dro": (DRO, "2405.19107", "The policy gradient with a squared penalty on the log-ratio"),
     "tpo": (TPO, "2604.06159", "Fits the probabilities of a group's members to a target, by cross-entropy"),
     "high_entropy": (HIGH_ENTROPY, "2506.01939", "Only the fifth of the steps with the highest entropy learns"),

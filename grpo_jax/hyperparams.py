@@ -79,8 +79,7 @@ class Hyperparams(KnownFields, struct.PyTreeNode):
     """Trace of the critic's targets, apart from that of advantages (VAPO, https://arxiv.org/abs/2504.05118); None: the
     critic learns the advantages plus its values."""
     clip_low: float = number(0.2, NOT_NEGATIVE, limit=True)
-    """The probability ratio is clipped from below at 1 - clip_low, so not at all with 1 or more; by gmpo at
-    exp(-clip_low)."""
+    """The probability ratio is clipped from below at 1 - clip_low, so not at all with 1 or more."""
     clip_high: float = number(0.2, NOT_NEGATIVE, limit=True)
     """The probability ratio is clipped from above at 1 + clip_high."""
     value_clip: float = number(10.0, NOT_NEGATIVE, limit=True)

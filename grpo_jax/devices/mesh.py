@@ -196,9 +196,7 @@ def on_own_environments(function: Callable, axis: int) -> Callable:
     if not envs_are_split():
         return function
     spec = PartitionSpec(*(None,) * axis, ENVS)
-    return jax.shard_map(
-        function, in_specs=(PartitionSpec(), spec), out_specs=spec, axis_names={ENVS}, check_vma=False
-    )
+    return jax.shard_map(function, in_specs=(PartitionSpec(), spec), out_specs=spec, axis_names={ENVS}, check_vma=False)
 
 
 def envs_are_split() -> bool:

@@ -12,9 +12,8 @@ from grpo_jax.objectives.ratios import check_together
 from grpo_jax.precision import at_least_float32
 from grpo_jax.types import Batch, Prediction
 
-__all__ = ["high_entropy", "keep_high_entropy", "keep_near_behaviour", "keep_on_policy_sequences", "keep_within_kl"]
-__all__ += ["keep_within_total_variation", "near_behaviour", "on_policy_sequences", "within_kl"]
-__all__ += ["within_total_variation"]
+__all__ = ["high_entropy", "keep_high_entropy", "keep_near_behaviour", "keep_on_policy_sequences"]
+__all__ += ["keep_within_total_variation", "near_behaviour", "on_policy_sequences", "within_total_variation"]
 
 
 def near_behaviour(log_prob: jax.Array, behaviour_log_prob: jax.Array, *, limit: float) -> jax.Array:
@@ -42,20 +41,6 @@ def within_total_variation(
     """
     change = _change(log_prob, behaviour_log_prob)
     return jnp.where(advantages > 0, change <= high, change >= -low)
-
-
-def within_kl(
-    log_prob: jax.Array, behaviour_log_prob: jax.Array, advantages: jax.Array, *, low: float, high: float
-) -> jax.Array:
-    """As `within_total_variation`, by the KL of two outcomes: the action, and any other.
-
-    KL = b log(b/p) + (1 - b) log((1 - b)/(1 - p)) <= high if A > 0 (low else), or the change is against the advantage
-    """
-    log_ratio = log_ratio_above_rounding(log_prob, behaviour_log_prob)
-    p, b = jnp.exp(at_least_float32(log_prob)), jnp.exp(at_least_float32(behaviour_log_prob))
-    kl = -b * log_ratio + (1 - b) * jnp.log((1 - b + 1e-8) / (1 - p + 1e-8))
-    kl = jnp.where(log_ratio == 0, 0.0, kl)
-    return jnp.where(advantages > 0, (kl <= high) | (p <= b), (kl <= low) | (p >= b))
 
 
 def high_entropy(entropy: jax.Array, mask: jax.Array, *, fraction: float = 0.2) -> jax.Array:
@@ -92,12 +77,6 @@ def keep_within_total_variation(prediction: Prediction, batch: Batch, hyperparam
     """`within_total_variation`, of widths `clip_low` and `clip_high`."""
     limits = {"low": hyperparams.clip_low, "high": hyperparams.clip_high}
     return within_total_variation(prediction.log_prob, batch.log_prob, batch.advantage, **limits)
-
-
-def keep_within_kl(prediction: Prediction, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
-    """`within_kl`, of widths `clip_low` and `clip_high` in nats (the paper's are near 0.05)."""
-    limits = {"low": hyperparams.clip_low, "high": hyperparams.clip_high}
-    return within_kl(prediction.log_prob, batch.log_prob, batch.advantage, **limits)
 
 
 def keep_high_entropy(prediction: Prediction, batch: Batch, hyperparams: Hyperparams) -> jax.Array:

@@ -77,52 +77,37 @@ def unclipped_surrogate(log_ratio: jax.Array, advantages: jax.Array) -> jax.Arra
     return importance_ratio(log_ratio) * jax.lax.stop_gradient(at_least_float32(advantages))
 
 
-def policy_gradient_surrogate(
-    log_ratio: jax.Array, advantages: jax.Array, *, log_prob: jax.Array | None = None
-) -> jax.Array:
+def policy_gradient_surrogate(log_ratio: jax.Array, advantages: jax.Array) -> jax.Array:
     """The plain policy gradient, for data of the current policy.
 
         A log pi
 
-    REINFORCE; with group-relative advantages GPG (https://arxiv.org/abs/2504.02546). With `log_prob` the loss has its
-    published value; the log-ratio differs from it by a constant, so the gradient is the same without.
+    REINFORCE; with group-relative advantages GPG (https://arxiv.org/abs/2504.02546). The log-ratio differs from log pi
+    by a constant, so the gradient is the same.
     """
-    log_ratio = at_least_float32(log_ratio)  # d log_ratio = d log pi: log pi_behaviour is a constant
-    if log_prob is not None:
-        log_ratio = log_ratio + jax.lax.stop_gradient(log_prob - log_ratio)  # the value of log pi
-    return jax.lax.stop_gradient(at_least_float32(advantages)) * log_ratio
+    return jax.lax.stop_gradient(at_least_float32(advantages)) * at_least_float32(log_ratio)
 
 
-def cispo_surrogate(
-    log_ratio: jax.Array,
-    advantages: jax.Array,
-    *,
-    clip_low: float,
-    clip_high: float,
-    log_prob: jax.Array | None = None,
-) -> jax.Array:
+def cispo_surrogate(log_ratio: jax.Array, advantages: jax.Array, *, clip_low: float, clip_high: float) -> jax.Array:
     """The policy gradient weighted by the clipped ratio: clipping bounds a step's weight but never drops its gradient.
 
         sg(clip(ratio, 1 - clip_low, 1 + clip_high)) A log pi
 
-    CISPO, MiniMax-M1 (https://arxiv.org/abs/2506.13585; there clip_low is 1, that is, no lower bound). `log_prob`: see
-    `policy_gradient_surrogate`.
+    CISPO, MiniMax-M1 (https://arxiv.org/abs/2506.13585; there clip_low is 1, that is, no lower bound).
     """
     weight = jnp.clip(importance_ratio(jax.lax.stop_gradient(log_ratio)), 1.0 - clip_low, 1.0 + clip_high)
-    return weight * policy_gradient_surrogate(log_ratio, advantages, log_prob=log_prob)
+    return weight * policy_gradient_surrogate(log_ratio, advantages)
 
 
-def truncated_surrogate(
-    log_ratio: jax.Array, advantages: jax.Array, *, limit: float = 20.0, log_prob: jax.Array | None = None
-) -> jax.Array:
+def truncated_surrogate(log_ratio: jax.Array, advantages: jax.Array, *, limit: float = 20.0) -> jax.Array:
     """The policy gradient weighted by the ratio up to a limit; a `step_mask` is then the trust region.
 
         sg(min(ratio, limit)) A log pi
 
-    DPPO (https://arxiv.org/abs/2602.04879). `log_prob`: see `policy_gradient_surrogate`.
+    DPPO (https://arxiv.org/abs/2602.04879).
     """
     # min(ratio, limit) = clip(ratio, 1 - 1, 1 + (limit - 1)), as no ratio is negative
-    return cispo_surrogate(log_ratio, advantages, clip_low=1.0, clip_high=limit - 1.0, log_prob=log_prob)
+    return cispo_surrogate(log_ratio, advantages, clip_low=1.0, clip_high=limit - 1.0)
 
 
 def sapo_surrogate(

@@ -18,7 +18,6 @@ ALGORITHM_SETTINGS = {
     "dapo": {"clip_high": 0.28},
     "ipo": {"clip_low": 0.3},  # prime-rl's
     "dppo_tv": {"clip_low": 0.15, "clip_high": 0.15},
-    "dppo_kl": {"clip_low": 0.05, "clip_high": 0.05},  # the paper's
     "tpo": {"num_minibatches": 4},  # of whole groups, of which there are 8
     **IN_GROUPS,
 }

@@ -50,11 +50,13 @@ OF_A_SAMPLER = {
     *("verl/loss_gspo_rollout_weights", "verl/loss_geo_mean_rollout_weights"),
     *(f"verl/loss_bypass_{k}" for k in range(6)),
 }
+NOT_HERE = "verl/loss_clip_cov verl/optimal_token verl/tir_optimal_token verl/loss_geo_mean verl/loss_dppo_kl".split()
+NOT_HERE += "trl/loss_gmpo trl/loss_vespo trl/vespo_weights".split()
 UNKNOWN = {
     "trl/loss_luspo/token": "masked steps enter that loss, which they never do here",
     "prime_rl/grpo_length_penalty": "no length penalty of this form in the library",
     "prime_rl/rae": "no roles of self-play in the library",
-    **dict.fromkeys(("verl/loss_clip_cov", "verl/optimal_token", "verl/tir_optimal_token"), "not in the library"),
+    **dict.fromkeys(NOT_HERE, "not in the library"),
 }
 ALL = [read(file) for file in FILES]
 CASES = {}  # by kind, those with a meaning
@@ -71,7 +73,7 @@ def of_kinds(kinds):
 
 def test_every_case_is_covered():
     assert [len(cases) for cases in ALL] == [102, 292]
-    assert sum(map(len, CASES.values())) == 301
+    assert sum(map(len, CASES.values())) == 275
     kinds = {kind.partition("@")[0] for kind in CASES}
     assert kinds == LOSSES | ADVANTAGES.keys() | OTHERS.keys() | {"verl/value_loss"}
 
@@ -94,9 +96,9 @@ def of_modes(modes, weights):
 
 # The weights of the published aggregations: those of a reduction, or a given count in the place of its own.
 AGGREGATIONS = {
-    **of_modes("dapo cispo vespo", lambda mask, s: mask / max(s["num_items_in_batch"], 1)),
+    **of_modes("dapo cispo", lambda mask, s: mask / max(s["num_items_in_batch"], 1)),
     **of_modes("token-mean token bnpo", lambda mask, s: o.mean_over_steps(mask)),
-    **of_modes("grpo sapo gmpo", all_rows),
+    **of_modes("grpo sapo", all_rows),
     **of_modes("seq-mean-token-mean seq sequence-mean-token-mean", lambda mask, s: o.mean_of_sequence_means(mask)),
     "dr_grpo": lambda mask, s: o.sum_over_horizon(mask, horizon=s["max_completion_length"]),
     "luspo": lambda mask, s: mask / mask.shape[1],  # row means times lengths; rows without a valid step count
@@ -127,7 +129,7 @@ def clip_of(s):
     return {"clip_low": low, "clip_high": high}
 
 
-ALWAYS_SEQUENCES = {"verl/loss_gspo", "verl/loss_sapo", "verl/loss_geo_mean"}  # whatever mode is asked for
+ALWAYS_SEQUENCES = {"verl/loss_gspo", "verl/loss_sapo"}  # whatever mode is asked for
 LEVELS = dict.fromkeys(("verl/loss_gspo", "easyr1/loss_gspo_token"), "sequence_token")
 LEVELS["easyr1/loss_gspo"] = "sequence"
 
@@ -137,6 +139,12 @@ def leveled(kind, d, mask, s):
     level = s.get("importance_sampling_level", level)
     levels = {"sequence": o.sequence_log_ratio, "sequence_token": o.sequence_token_log_ratio}
     return levels[level](d, mask) if level in levels else d
+
+
+def valued(surrogate, d, a, b):
+    """A surrogate `weight * A * d` with the value of `weight * A * log pi`, as it is published."""
+    slope = jax.grad(lambda d: jnp.sum(surrogate(d, a)))(d)
+    return surrogate(d, a) + jax.lax.stop_gradient(slope) * b
 
 
 def objective(kind, p, a, x, mask, s):
@@ -152,11 +160,11 @@ def objective(kind, p, a, x, mask, s):
         case "loss_ref_kl":
             a = jax.lax.stop_gradient(x["ref_log_prob"] - p)
             return o.unclipped_surrogate(d, a) * o.within_total_variation(p, b, -jnp.abs(a), low=0.2, high=0.0)
-        case "loss_dppo_tv" | "loss_dppo_kl":
-            keep = (o.within_total_variation if "tv" in kind else o.within_kl)(p, b, a, **sign)
-            return o.truncated_surrogate(d, a, limit=s.get("clip_ratio_c", 20.0), log_prob=p) * keep
+        case "loss_dppo_tv":
+            limit, keep = s.get("clip_ratio_c", 20.0), o.within_total_variation(p, b, a, **sign)
+            return valued(functools.partial(o.truncated_surrogate, limit=limit), d, a, b) * keep
         case "loss_dro":
-            return o.policy_gradient_surrogate(d, a, log_prob=p) - s["dro_beta"] * o.k2(p, b)
+            return o.policy_gradient_surrogate(p, a) - s["dro_beta"] * o.k2(p, b)
         case "loss_kl_cov":
             chosen = o.most_covariant_steps(p, a, mask, fraction=s["kl_cov_ratio"])
             return o.unclipped_surrogate(d, a) - s["ppo_kl_coef"] * chosen * o.abs_k1(p, b)
@@ -166,18 +174,9 @@ def objective(kind, p, a, x, mask, s):
             return o.sapo_surrogate(d, a, tau_positive=high, tau_negative=low)
         case "loss_cispo":
             clip = {"clip_low": 1.0, "clip_high": s["epsilon_high"] - 1.0} if "epsilon_high" in s else clip_of(s)
-            return o.cispo_surrogate(d, a, log_prob=p, **clip)
+            return valued(functools.partial(o.cispo_surrogate, **clip), d, a, b)
         case "loss_gpg":
-            return o.policy_gradient_surrogate(d, a, log_prob=p)
-        case "loss_vespo":
-            pairs = {"positive": (s["vespo_k_pos"], s["vespo_lambda_pos"])}
-            pairs["negative"] = s["vespo_k_neg"], s["vespo_lambda_neg"]
-            weight = jax.lax.stop_gradient(jnp.exp(o.vespo_log_weight(d, a, mask, **pairs)))
-            return weight * o.policy_gradient_surrogate(d, a, log_prob=p)
-        case "loss_gmpo" | "loss_geo_mean":
-            if "entropies" in x:
-                mask = o.high_entropy(x["entropies"], mask, fraction=s["top_entropy_quantile"])
-            return o.unclipped_surrogate(o.geometric_mean_log_ratio(d, a, mask, **clip_of(s)), a)
+            return o.policy_gradient_surrogate(p, a)
     if s.get("loss_algo") == "gspo-token":  # on purpose: theirs clamps each step too, ours only the ratio
         d = d + jax.lax.stop_gradient(jnp.clip(d, -20, 20) - d)
     dual = s.get("delta") or s.get("epsilon_c") or s.get("clip_ratio_dual")
@@ -193,7 +192,7 @@ def loss_and_gradients(kind, x, s):
 
     def loss(p, entropy):
         d, each = p - x["old_log_prob"], objective(kind, p, a, x, mask, s)
-        if s.get("top_entropy_quantile", 1) < 1 and "gmpo" not in kind:
+        if s.get("top_entropy_quantile", 1) < 1:
             each = each * o.high_entropy(entropy, mask, fraction=s["top_entropy_quantile"])
         if "off_policy_mask_threshold" in s:
             limit = s["off_policy_mask_threshold"]
@@ -212,8 +211,6 @@ def loss_and_gradients(kind, x, s):
         if "scale" in s:
             cost += s.get("kl_tau", 1e-3) * 2 * o.k2(p, x["old_log_prob"])
         total = o.weighted_sum(cost, weights(kind, mask, s) * x.get("loss_weights", 1.0))
-        if "gmpo" in kind:  # on purpose: rows without a valid step have ratio 1 there and no weight here
-            total -= jnp.sum(jnp.where(mask.any(0), 0.0, a[0])) / mask.shape[1]
         if "entropy_coef" in s:
             count = s.get("num_items_in_batch")
             per = mask / count if count else o.mean_over_steps(mask)
@@ -463,9 +460,6 @@ OTHERS = {
     "trl/off_policy_mask": ("keep", lambda x, s: o.on_policy_sequences(
         x["log_prob"], x["sampling_log_prob"], x["advantages"], x["response_mask"],
         limit=s["off_policy_mask_threshold"])[0]),
-    "trl/vespo_weights": ("weight", lambda x, s: jnp.exp(o.vespo_log_weight(
-        x["log_ratio"], x["advantages"], x["response_mask"],
-        positive=(s["k_pos"], s["lambda_pos"]), negative=(s["k_neg"], s["lambda_neg"])))[0]),
     "trl/adaptive_entropy": ("entropy_coef_after", adaptive_entropy),
     **{f"verl/kl_{name}": ("kl", lambda x, s, f=f: f(x["log_prob"], x["ref_log_prob"])) for name, f in KL.items()},
 }  # fmt: skip

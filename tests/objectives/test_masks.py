@@ -28,7 +28,7 @@ def slots():
         together = {"whole_sequences": True, "whole_minibatches": True}
         batch = SimpleNamespace(log_prob=behaviour, advantage=advantage, mask=mask, **together)
         prediction = SimpleNamespace(log_prob=log_prob, entropy=entropy)
-        names = ("near_behaviour", "within_total_variation", "within_kl", "high_entropy", "on_policy_sequences")
+        names = ("near_behaviour", "within_total_variation", "high_entropy", "on_policy_sequences")
         slots = [getattr(objectives, f"keep_{name}") for name in names] + [objectives.k2_to_behaviour]
         values = {slot.__name__: slot(prediction, batch, hyperparams) for slot in slots}
         token = objectives.sequence_token_ratio
@@ -40,14 +40,12 @@ def slots():
 
 def test_steps_near_the_behaviour_are_kept(slots):
     p, b = np.exp(LOG_PROB), np.exp(BEHAVIOUR)
-    kl = b * np.log(b / p) + (1 - b) * np.log((1 - b) / (1 - p))
     good = ADVANTAGE > 0
     away = np.where(good, p > b, p < b)
     width = np.where(good, HIGH, LOW)
     expected = {
         "keep_near_behaviour": np.abs(p - b) <= LOW,
         "keep_within_total_variation": ~away | (np.abs(p - b) <= width),
-        "keep_within_kl": ~away | (kl <= width),
     }
     for name, kept in expected.items():
         assert 0 < kept.sum() < kept.size and (slots[name] == kept).all(), name
@@ -74,7 +72,7 @@ def test_a_token_has_the_ratio_of_its_sequence_and_its_own_gradient(slots):
 
 def test_what_compares_samples_needs_them_together():
     split = SimpleNamespace(whole_sequences=False, whole_minibatches=False)
-    needs = {"sequence_token_ratio": "whole_sequences", "vespo_ratio": "whole_sequences"}
+    needs = {"sequence_token_ratio": "whole_sequences"}
     needs |= {"keep_high_entropy": "whole_minibatches", "keep_on_policy_sequences": "whole_sequences"}
     for slot, field in needs.items():
         with pytest.raises(ValueError, match=f"{slot} compares .* set {field}=True in the algorithm"):

@@ -39,7 +39,6 @@ PENALTIES = {
 KEPT = {  # at a limit of 0, all that has not moved is kept
     "near_behaviour": lambda p, q: objectives.near_behaviour(p, q, limit=0.0),
     "within_total_variation": lambda p, q: objectives.within_total_variation(p, q, SIGNS, **LIMIT),
-    "within_kl": lambda p, q: objectives.within_kl(p, q, SIGNS, **LIMIT),
     "on_policy_sequences": lambda p, q: objectives.on_policy_sequences(
         p[:, None], q[:, None], -jnp.ones((6, 1)), jnp.ones((6, 1)), limit=0.0
     ),

@@ -185,16 +185,20 @@ def clip_fractions(algorithm, hyperparams):
 
 
 def test_clips_of_surrogates_and_of_ratios_are_reported():
-    for name in ("grpo", "gmpo"):
-        reported, expected = clip_fractions(ALGORITHMS[name], Hyperparams(clip_low=0.02, clip_high=0.03))
+    def clipped_ratio(log_ratio, batch, h):
+        high, low = jnp.minimum(log_ratio, jnp.log1p(h.clip_high)), jnp.maximum(log_ratio, jnp.log1p(-h.clip_low))
+        return jnp.where(batch.advantage > 0, high, low)
+
+    unclipped = GRPO._replace(surrogate=objectives.with_hyperparams(objectives.unclipped_surrogate))
+    for algorithm in (GRPO, unclipped._replace(ratio=clipped_ratio)):
+        reported, expected = clip_fractions(algorithm, Hyperparams(clip_low=0.02, clip_high=0.03))
         np.testing.assert_allclose(reported, expected, rtol=1e-5)
     assert all(0.05 < share < 0.95 for share in expected)
     one_sided = GRPO._replace(surrogate=lambda log_ratio, advantage, h: jnp.minimum(jnp.exp(log_ratio), 1) * advantage)
     (low, high), _ = clip_fractions(one_sided, Hyperparams())
     _, _, _, batch = rolled_out(one_sided)
     assert 0 < low < np.mean(batch.advantage < 0, where=batch.mask) and 0 < high
-    never = GRPO._replace(surrogate=objectives.with_hyperparams(objectives.unclipped_surrogate))
-    assert clip_fractions(never, Hyperparams(clip_low=0.01, clip_high=0.01))[0] == (0.0, 0.0)
+    assert clip_fractions(unclipped, Hyperparams(clip_low=0.01, clip_high=0.01))[0] == (0.0, 0.0)
 
 
 # --- limits and controllers ------------------------------------------------------------------------------------------
