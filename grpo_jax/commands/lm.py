@@ -47,6 +47,7 @@ def make_task(arguments: Arguments) -> LanguageTask:
         rewards=tuple(map(load_reward, arguments.reward)),
         held_out=held_out,
         max_completion=arguments.max_completion,
+        process_rewards=arguments.process_rewards,
         stop_strings=arguments.stop_strings,
     )
 

@@ -56,10 +56,11 @@ def language_environment(task: LanguageTask) -> Environment:
         return transition(state, action, 0.0, is_end, state.length >= task.max_completion)
 
     def outcome(states, params):
-        shape = *states.length.shape, len(task.rewards)
+        shape = *(states.tokens if task.process_rewards else states.length).shape, len(task.rewards)
         results = jax.ShapeDtypeStruct(shape, jnp.float32), jax.ShapeDtypeStruct(shape, bool)
         values, rewarded = call_host(task.score_in_callback, results, states.problem, states.tokens)
         weights = jnp.stack([params[reward.name] for reward in task.rewards], axis=-1)
+        weights = weights[..., None, :] if task.process_rewards else weights
         return RewardParts(values, jnp.broadcast_to(weights, values.shape), rewarded)
 
     return Environment(

@@ -5,6 +5,7 @@ import contextlib
 import copy
 import inspect
 import math
+import operator
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence, ValuesView
 from decimal import Decimal
@@ -23,6 +24,10 @@ from grpo_jax.language.prompts import RESERVED
 EXAMPLE = "def reward(prompts, completions, **fields): return [0.0 for completion in completions]"
 
 
+Payments = list[tuple[int | None, float]]
+"""The rewards of a completion: up to which character, None for the whole, and the value."""
+
+
 class RewardError(ConfigError):
     """A reward function failed: which one, at which completion or line, and what to do."""
 
@@ -31,8 +36,8 @@ class Reward(NamedTuple):
     """One part of the reward, which is the weighted sum of its parts."""
 
     name: str  # also names the environment's traced parameter with the weight
-    # (prompts, completions, **fields) -> a number for each completion, None if the reward does not apply to it; may be
-    # async
+    # (prompts, completions, **fields) -> for each completion a number, None if the reward does not apply to it, or a
+    # list of (position, number), one for each step; may be async
     function: Callable
     weight: float = 1.0
 
@@ -94,8 +99,8 @@ def check_rewards(rewards: Sequence[Reward], fields: Sequence[str], source: str)
                 raise ConfigError(f"the reward {reward.name!r} needs {name!r}, but {has}: {advice}")
 
 
-def call_rewards(rewards: Sequence[Reward], arguments: Mapping[str, Sequence]) -> tuple[np.ndarray, np.ndarray]:
-    """The value of each of `K` rewards of `N` completions, float32 `[N, K]`, 0 if it does not apply, and if it does.
+def call_rewards(rewards: Sequence[Reward], arguments: Mapping[str, Sequence]) -> list[list[Payments | None]]:
+    """What each of the `K` rewards pays for each of `N` completions, None where it does not apply.
 
     A function gets copies of the arguments that it names. Those that are async run at the same time, in the event loop
     of the process (`run_async`). Each is called once, also if it raises an error, of which a RewardError is made.
@@ -112,13 +117,18 @@ def call_rewards(rewards: Sequence[Reward], arguments: Mapping[str, Sequence]) -
             results.append(_listed(reward.function(**_arguments(reward, arguments))))
     if any(map(inspect.isawaitable, results)):
         results = run_async(_finished(rewards, results, texts))
-    columns = [_checked(reward.name, values, texts) for reward, values in zip(rewards, results, strict=True)]
-    applies = np.array([[value is not None for value in each] for each in columns]).T
-    for row in np.flatnonzero(~applies.any(axis=1)):
+    payments = [_checked(reward.name, values, texts) for reward, values in zip(rewards, results, strict=True)]
+    for row in np.flatnonzero(~totals(payments)[1].any(axis=1)):
         names = ", ".join(reward.name for reward in rewards)
         none = f"no reward applies to the completion {texts[row]!r:.200}, as {names} returned None for it"
         raise RewardError(f"{none}; let one of them return a number, such as 0")
-    return np.array([[value or 0.0 for value in each] for each in columns], np.float32).T, applies
+    return payments
+
+
+def totals(payments: list[list[Payments | None]]) -> tuple[np.ndarray, np.ndarray]:
+    """The value of each reward for each completion, float32 `[N, K]`, 0 if it does not apply, and whether it does."""
+    values = [[sum(value for _, value in paid or ()) for paid in each] for each in payments]
+    return np.array(values, np.float32).T, np.array([[paid is not None for paid in each] for each in payments]).T
 
 
 def text_of(completion: Any) -> Any:
@@ -175,8 +185,8 @@ def _errors_of(reward: Reward, texts: list) -> Iterator[None]:
         ) from error
 
 
-def _checked(name: str, values: Any, texts: list) -> list[float | None]:
-    """The numbers that the reward function of that name returned; RewardError for anything but one of each text."""
+def _checked(name: str, values: Any, texts: list) -> list[Payments | None]:
+    """What the reward function of that name paid for each completion; RewardError for anything but a reward of each."""
     found = _as_list(values)
     if found is None or len(found) != len(texts):
         wrong = f"{values!r:.200}" if found is None else f"{len(found)} values"
@@ -184,14 +194,15 @@ def _checked(name: str, values: Any, texts: list) -> list[float | None]:
             f"the reward {name!r} returned {wrong}; return a list with one number for each of the {len(texts)} "
             f"completions, in their order: {EXAMPLE}"
         )
-    numbers = [None if value is None else _number(value) for value in found]
-    for number, value, text in zip(numbers, found, texts, strict=True):
-        if number is not None and not math.isfinite(number):
+    payments = [None if value is None else _payments(value) for value in found]
+    for paid, value, text in zip(payments, found, texts, strict=True):
+        if not all(math.isfinite(number) and (end is None or 0 < end <= len(text)) for end, number in paid or ()):
             raise RewardError(
                 f"the reward {name!r} returned {value!r:.200} for the completion {text!r:.200}; return a finite number "
-                "for every completion, or None where it does not apply"
+                "for every completion, None where it does not apply, or a list of (position, number), one for each "
+                f"step: its position is the number of characters up to its end, from 1 to {len(text)}"
             )
-    return numbers
+    return payments
 
 
 def _as_list(values: Any) -> list | None:
@@ -201,6 +212,16 @@ def _as_list(values: Any) -> list | None:
         return None
     index = getattr(values, "index", None)  # a series of pandas may have another order than the completions
     return list(values) if index is None or callable(index) or list(index) == list(range(len(values))) else None
+
+
+def _payments(value: Any) -> Payments:
+    """A number for the whole, or pairs (position, number); a NaN for anything else."""
+    if not isinstance(value, list | tuple):
+        return [(None, _number(value))]
+    try:
+        return [(operator.index(end), _number(number)) for end, number in value]
+    except (TypeError, ValueError):
+        return [(None, math.nan)]
 
 
 def _number(value: Any) -> float:

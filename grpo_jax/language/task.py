@@ -14,7 +14,7 @@ from grpo_jax.environments.tokens import PAD
 from grpo_jax.errors import ConfigError
 from grpo_jax.language.models import LanguageModel
 from grpo_jax.language.prompts import Prompts
-from grpo_jax.language.rewards import Reward, call_rewards, check_rewards
+from grpo_jax.language.rewards import Reward, call_rewards, check_rewards, totals
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -36,6 +36,8 @@ class LanguageTask:
     """Prompts that training never draws."""
     max_completion: int = 256
     """The most tokens of a completion; longer ones are cut off."""
+    process_rewards: bool = False
+    """Pay rewards of steps within a completion where the steps end, instead of all at the end of the completion."""
     stop_strings: tuple[str, ...] = ()
     """A completion also ends with the token that completes one of these in its text, which keeps the string."""
 
@@ -93,15 +95,28 @@ class LanguageTask:
         rows = zip(tokens.reshape(-1, tokens.shape[-1]), self.tokens[np.ravel(prompt)], strict=True)
         return [self.model.tokenizer.decode(row, before) for row, before in rows]
 
-    def judge(self, prompt: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def judge(self, prompt: np.ndarray, tokens: np.ndarray, *, steps: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """The value of each reward, float32 `[..., K]`, 0 if it does not apply, and whether it does, bool.
 
         Args:
           prompt: int `[...]`: indices of prompts.
           tokens: int `[..., L]`: their completions, -1 after the end.
+          steps: give values at each token, `[..., L, K]`, instead of their sums: a step is paid by the token that
+            completes its text, and a whole completion by its last token.
         """
-        found = call_rewards(self.rewards, self._reward_arguments(prompt, tokens))
-        return tuple(each.reshape(*np.shape(prompt), len(self.rewards)) for each in found)
+        arguments = self._reward_arguments(prompt, tokens)
+        payments, shape = call_rewards(self.rewards, arguments), (*np.shape(tokens), len(self.rewards))
+        if not steps:
+            return tuple(each.reshape(*shape[:-2], shape[-1]) for each in totals(payments))
+        ids, before = arguments["completion_ids"], self.tokens[np.ravel(prompt)]
+        values, rewarded = np.zeros((len(ids), *shape[-2:]), np.float32), np.zeros((len(ids), *shape[-2:]), bool)
+        for number, row in np.ndindex(len(payments), len(ids)):
+            for length, value in payments[number][row] or ():
+                last = max(len(ids[row]) - 1, 0)
+                index = last if length is None else self.model.tokenizer.token_index(ids[row], length, before[row])
+                values[row, index, number] += value
+                rewarded[row, index, number] = True
+        return values.reshape(shape), rewarded.reshape(shape)
 
     def _reward_arguments(self, prompt: np.ndarray, tokens: np.ndarray) -> dict[str, Sequence]:
         """The arguments of the rewards by name, see `call_rewards`."""
@@ -114,10 +129,10 @@ class LanguageTask:
         return {**given, "max_completion": [self.max_completion] * len(ids), **rows.fields}
 
     def score_in_callback(self, prompt: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """As `judge`, for `call_host`."""
+        """As `judge`, with process rewards at each step, for `call_host`."""
         with self._lock:  # several devices may call
             started = time.perf_counter()
-            scores = self.judge(prompt, tokens)
+            scores = self.judge(prompt, tokens, steps=self.process_rewards)
             self.reward_times.append(time.perf_counter() - started)
         return scores
 
@@ -132,6 +147,7 @@ class LanguageTask:
         """A hash of everything that the rewards of a run depend on, except their code."""
         rewards = [[reward.name, reward.weight] for reward in self.rewards]
         prompts = [self.all_prompts.contents, self.all_prompts.fields, self.num_training]
-        settings = [self.max_completion, self.model.tokenizer.end_tokens, *self.stop_strings]
+        settings = [self.max_completion, self.model.tokenizer.end_tokens] + [True] * self.process_rewards
+        settings += self.stop_strings
         text = json.dumps([rewards, prompts, *settings], sort_keys=True, default=str)
         return hashlib.sha256(text.encode() + self.tokens.tobytes()).hexdigest()[:8]
