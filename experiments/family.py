@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from grpo_jax import tuned
+from grpo_jax import FRESH, PPO, tuned
 from grpo_jax.algorithms import ALGORITHMS, by_name, name_of
 from grpo_jax.commands.harness.command import command
 from grpo_jax.commands.harness.limits import Seeds, Steps
@@ -27,6 +27,9 @@ OTHER_TASKS = {"grpo_process": ON_SORT, "gdpo": ON_SORT}
 `grpo_process` normalises the rewards of steps over a group, and CartPole pays 1 at every step; `gdpo` compares parts of
 a reward.
 """
+
+PPO_OF_PROMPTS = PPO._replace(start=FRESH)
+"""For `grpo-jax sweep` on a token task."""
 
 WHY_NOT = {"pass_at_k": "learns slowly: only the best member of each group has a positive advantage"}
 """Why an algorithm does not solve CartPole within the budget."""

@@ -61,12 +61,12 @@ METHODS = {
 }
 TASKS = {
     "Pendulum-v1": 200_000,
-    "Reacher-misc": 300_000,
+    "Reacher-misc": 200_000,
     "MountainCarContinuous-v0": 200_000,
     "brax:inverted_pendulum": 100_000,
 }
 """The environment steps of each seed."""
-LEARNING_RATES = (3e-4, 1e-3, 2.5e-3, 5e-3)
+LEARNING_RATES = (1e-3, 2.5e-3, 5e-3, 1e-2)
 
 
 @dataclasses.dataclass
