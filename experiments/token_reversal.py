@@ -7,7 +7,6 @@ paper's sizes: `--lengths 7 8 9 10 --num-prompts 100 --num-iterations 2000 --net
 
 import dataclasses
 import functools
-import time
 from datetime import datetime
 from pathlib import Path
 from typing import Literal
@@ -37,10 +36,9 @@ from .harness.summaries import SUMMARY, TABLE, read_results, write_markdown
 
 GROUP_SIZE = 8
 RATES, EPOCHS = (1e-3, 3e-3, 1e-2, 3e-2), (1, 4)
-SIZES = "num_prompts", "num_iterations", "network", "width", "num_seeds", "seed"
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Arguments:
     """Trains TPO and its opponents to write random bits backwards, rewarded only for whole completions."""
 
@@ -85,9 +83,6 @@ def token_reversal(length: int, as_tokens: bool) -> Environment:
     seen = jax.ShapeDtypeStruct((), jnp.int32) if as_tokens else jax.ShapeDtypeStruct((3 * length,), jnp.float32)
     made = Environment(f"reversal-{length}", reset, step, {}, seen, Discrete(2), None, max_steps=length)
     return made._replace(prompt=(lambda state, params: state.problem[:-1]) if as_tokens else None)
-
-
-# --- the methods -----------------------------------------------------------------------------------------------------
 
 
 def whole_log_ratio(log_ratio, batch, hyperparams):
@@ -149,27 +144,22 @@ def one_of(algorithms: list[Algorithm]) -> Algorithm:
     return GRPO._replace(**slots, penalties=(traced("penalties"),), reduce=reduce, whole_sequences=True)
 
 
-# --- the study -------------------------------------------------------------------------------------------------------
-
-
 @functools.cache
-def program(
-    length: int, num_epochs: int, is_tpo: bool, num_prompts: int, num_iterations: int, network: str, width: int
-):
+def program(arguments: Arguments, length: int, num_epochs: int, is_tpo: bool):
     """`(keys, hyperparams) -> errors [num_rows, num_iterations]` of the samples of each iteration."""
-    algorithm = TPO if is_tpo else one_of([each for each, _ in OPPONENTS.values()])
+    algorithm, width = TPO if is_tpo else one_of([each for each, _ in OPPONENTS.values()]), arguments.width
     config = Config(
-        environment=token_reversal(length, network == "transformer"),
+        environment=token_reversal(length, arguments.network == "transformer"),
         algorithm=algorithm._replace(hyperparams=StudyHyperparams),
-        num_envs=GROUP_SIZE * num_prompts,
+        num_envs=GROUP_SIZE * arguments.num_prompts,
         group_size=GROUP_SIZE,
         num_epochs=num_epochs,
         num_minibatches=1,
         optimizer="muon",
         schedule="constant",
-        network=MLP((width, width)) if network == "mlp" else Transformer(width=width),
+        network=MLP((width, width)) if arguments.network == "mlp" else Transformer(width=width),
     )
-    train = make_train(config, num_iterations)
+    train = make_train(config, arguments.num_iterations)
     return jax.jit(jax.vmap(lambda *row: 1.0 - train(*row)[1]["episode/return_mean"]))
 
 
@@ -178,25 +168,29 @@ def errors_of(arguments: Arguments, name: str, length: int, num_epochs: int, rat
     fields = {"kl_coef": 0.0, "max_grad_norm": np.inf} | ({} if name == "TPO" else OPPONENTS[name][1])
     method = 0.0 if name == "TPO" else float([*OPPONENTS].index(name))
     hyperparams = StudyHyperparams(learning_rate=rates, method=method, **fields).broadcast(len(keys))
-    sizes = arguments.num_prompts, arguments.num_iterations, arguments.network, arguments.width
-    errors = np.asarray(program(length, num_epochs, name == "TPO", *sizes)(keys, hyperparams), np.float64)
+    errors = np.asarray(program(arguments, length, num_epochs, name == "TPO")(keys, hyperparams), np.float64)
     return np.round(errors[:, -max(1, arguments.num_iterations // 20) :].mean(axis=1), 4).tolist()
 
 
 def main(arguments: Arguments) -> None:
-    console, results, num_trials = make_console(), read_results(arguments.out), arguments.num_seeds // len(RATES)
-    sizes = {name: getattr(arguments, name) for name in SIZES}
-    if results.get("sizes", sizes) != sizes or arguments.num_seeds % len(RATES):
-        raise ConfigError(f"--num-seeds is no multiple of {len(RATES)}, or {arguments.out} has results of other sizes")
-    results = {"of": provenance(), "sizes": sizes, "trials": {}, "errors": {}} | results
+    console, num_seeds, num_trials = make_console(), arguments.num_seeds, arguments.num_seeds // len(RATES)
+    if num_seeds % len(RATES):
+        raise ConfigError(
+            f"num_seeds={num_seeds} is not a multiple of the {len(RATES)} rates; use {4 * num_trials + 4}"
+        )
+    sizes = {name: value for name, value in vars(arguments).items() if name not in ("lengths", "out")}
+    results = {"of": provenance(), "sizes": sizes, "trials": {}, "errors": {}} | read_results(arguments.out)
+    if results["sizes"] != sizes:
+        raise ConfigError(f"{arguments.out} has results of {results['sizes']}; give another --out")
 
-    def measured(part: str, label: str, *of) -> list[float]:
+    def measured(part: str, name: str, length: int, num_epochs: int, *of) -> list[float]:
+        label = f"{name}, length {length}, epochs {num_epochs}"
         if label not in results[part]:
-            started = time.perf_counter()
-            results[part][label] = errors_of(arguments, *of)
+            results[part][label] = errors_of(arguments, name, length, num_epochs, *of)
             write_json(arguments.out / SUMMARY, results)
-            error, seconds = np.mean(results[part][label]), time.perf_counter() - started
-            console.print(f"{datetime.now():%H:%M} {label}: error {error:.3f}, {seconds:.0f} s", soft_wrap=True)
+            console.print(
+                f"{datetime.now():%H:%M} {part}: {label}: {np.mean(results[part][label]):.3f}", soft_wrap=True
+            )
         return results[part][label]
 
     key_trials, key_final = jax.random.split(jax.random.key(arguments.seed))
@@ -205,17 +199,16 @@ def main(arguments: Arguments) -> None:
     tried, rows = {name: [] for name in ("TPO", *OPPONENTS)}, {}
     for num_epochs in EPOCHS:
         for name, settings in tried.items():
-            label, of = f"{name}, epochs {num_epochs}", (name, arguments.lengths[0], num_epochs)
-            means = np.reshape(measured("trials", label, *of, *trials), (len(RATES), -1)).mean(axis=1)
-            settings += zip(means, RATES, [num_epochs] * len(RATES), strict=True)
+            errors = measured("trials", name, arguments.lengths[0], num_epochs, *trials)
+            means = np.reshape(errors, (len(RATES), -1)).mean(axis=1)
+            settings += [(error, rate, num_epochs) for error, rate in zip(means, RATES, strict=True)]
     for length in arguments.lengths:
         for name, settings in tried.items():
             _, rate, num_epochs = min(settings)
-            keys = jax.random.split(key_final, arguments.num_seeds)
-            errors = measured("errors", f"{name}, length {length}", name, length, num_epochs, rate, keys)
-            row = rows.setdefault(name, [name, f"{rate:g}, {num_epochs}"])
-            drawn = np.random.default_rng(0).choice(errors, (2000, len(errors))).mean(axis=1)
-            row.append("{:.1f} [{:.1f}, {:.1f}]".format(*(100 * x for x in (np.mean(errors), *percentiles(drawn)))))
+            errors = measured("errors", name, length, num_epochs, rate, jax.random.split(key_final, num_seeds))
+            drawn = np.random.default_rng(0).choice(errors, (2000, num_seeds)).mean(axis=1)
+            shown = "{:.1f} [{:.1f}, {:.1f}]".format(*(100 * x for x in (np.mean(errors), *percentiles(drawn))))
+            rows.setdefault(name, [name, f"{rate:g}, {num_epochs}"]).append(shown)
     header = ["method", "rate, epochs", *(f"length {length}" for length in arguments.lengths)]
     write_markdown(arguments.out / TABLE, header, [*rows.values()])
     console.print((arguments.out / TABLE).read_text(), f"Results in {arguments.out}", soft_wrap=True)
