@@ -9,11 +9,11 @@ import pytest
 from probes import Echo, Parts, Probe, check, copy_task
 
 from grpo_jax import GRPO, PPO, Config
-from grpo_jax.algorithms import GRPO_RETURN_TO_GO, REMAX, with_reference
+from grpo_jax.algorithms import GRPO_RETURN_TO_GO, REMAX, TPO, with_reference
 from grpo_jax.environments import make_environment
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import CONTINUE, FRESH, forked
-from grpo_jax.objectives import exact_kl_to_reference, frozen_reference
+from grpo_jax.objectives import exact_kl_to_reference, frozen_reference, returns_to_go
 from grpo_jax.policies import MLP, Transformer
 
 
@@ -96,6 +96,7 @@ def of_parts(keys, algorithm="ppo"):
     return {"environment": Parts(), "algorithm": algorithm, "network": MLP(actor_observation=keys)}
 
 
+TWO_GROUPS = {"algorithm": "tpo", "num_minibatches": 1}
 MISTAKES = {
     "not an environment": ({"environment": 3}, "environment=3 .*name.*'CartPole-v1'"),
     "unknown algorithm": ({"algorithm": "gpro"}, "unknown algorithm 'gpro': did you mean .*'grpo'"),
@@ -121,6 +122,20 @@ MISTAKES = {
     "an unknown part": (of_parts(("positions",)), r"must be a tuple of keys .* which has \('position',"),
     "a key in place of keys": (of_parts("position"), r"actor_observation='position' must be a tuple of keys"),
     "no critic that sees more": (of_parts(("position",), "grpo"), "no critic that sees the rest; leave it out"),
+    "split groups": (
+        {"algorithm": "tpo"},
+        "whole groups, which group_surrogate compares.* = 2 .*use num_minibatches=2",
+    ),
+    "blocks of groups": (TWO_GROUPS | {"shuffle_blocks": 4}, "shuffle_blocks=4 does not divide the 2 groups"),
+    "a group without others": (
+        {"algorithm": TPO._replace(advantage=returns_to_go), "group_size": 1},
+        "group_surrogate compares members of groups, but group_size=1 .*use group_size=2",
+    ),
+    "no groups": ({"algorithm": TPO._replace(start=CONTINUE)}, "group_surrogate is for groups that start from one"),
+    "not one number for a group": (
+        TWO_GROUPS | {"algorithm": TPO._replace(group_surrogate=lambda *arguments: arguments[0])},
+        r"the slot 'group_surrogate' returned shape \(1, 16\), but should return",
+    ),
     "parts of a minibatch that a slot compares": ({"algorithm": "kl_cov", "num_microbatches": 2}, "num_microbatches=2"),
     "a slot with a Python if": (
         {"algorithm": GRPO._replace(reduce=lambda mask: mask / 2 if mask.any() else mask)},

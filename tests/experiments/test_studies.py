@@ -41,6 +41,7 @@ SMALLEST = {
     "scale": {"environments": ("CartPole-v1",), "methods": ("PPO, cpu", "PPO, 4,096"), "steps_factor": 0.1, **FEW},
     "scoreboard": {"tasks": ("Catch-bsuite",), "implementations": ("plain PPO", "PPO, tuned"), "num_seeds": 1},
     "suites": {"environments": ("Catch-bsuite",), "steps_factor": 0.01, **FEW},
+    "token_reversal": {"lengths": (3,), "num_prompts": 4, "num_iterations": 2, "width": 8, "num_seeds": 4},
     "token_speed": TOKENS,
 }
 A_FILE = {"brax_speed", "device_agreement", "estimators", "token_speed"}

@@ -1,19 +1,15 @@
 """Surrogates of whole groups: TPO against NumPy in float64, and minibatches that no group is split over."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from probes import check
 from small import begin, minibatch_gradient, small_config
 
-from grpo_jax import GRPO, Config, objectives
 from grpo_jax.algorithms import TPO
 from grpo_jax.errors import ConfigError
-from grpo_jax.groups import CONTINUE
 from grpo_jax.objectives import TpoHyperparams, target_policy_surrogate
 from grpo_jax.rollouts.collect import collect
 from grpo_jax.rollouts.rollout import Simulator
@@ -22,9 +18,10 @@ from grpo_jax.updates.loss import predict
 from grpo_jax.updates.orders import minibatch_order
 
 
-def softmax(logits):
-    weights = np.exp(logits - logits.max())
-    return weights / weights.sum()
+def softmax(logits, valid=True):
+    logits = np.where(valid, np.asarray(logits, float), -1e300)
+    weights = np.where(valid, np.exp(logits - logits.max(-1, keepdims=True)), 0)
+    return weights / np.maximum(weights.sum(-1, keepdims=True), 1)
 
 
 @pytest.mark.parametrize("scale, temperature", [(1, 1), (1, 0.3), (30, 0.02), (1e30, 1), (1e-30, 1), (1, 2e-38)])
@@ -32,28 +29,20 @@ def test_tpo_is_a_cross_entropy_whose_gradient_is_the_distance_to_the_target(sca
     rng = np.random.default_rng(0)
     log_prob, behaviour, advantages = rng.normal(size=(3, 5, 7)) * [[[3]], [[3]], [[scale]]] - [[[20]], [[25]], [[0]]]
     valid = rng.random((5, 7)) < 0.8
-    advantages[0] = 0
-    valid[1], valid[2] = False, np.arange(7) == 3  # nobody, and one alone
-    inputs = [jnp.float32(each) for each in (log_prob, behaviour, advantages)]
-    log_prob, behaviour, advantages = (np.asarray(each, np.float64) for each in inputs)
+    advantages[0], valid[1], valid[2] = 0, False, np.arange(7) == 3  # equals, nobody, and one alone
+    inputs = [np.float32(each) for each in (log_prob, behaviour, advantages)]
+    log_prob, behaviour, advantages = map(np.float64, inputs)
 
-    @jax.jit
-    def found(*inputs):
-        value = functools.partial(target_policy_surrogate, temperature=temperature)
-        return value(*inputs, valid), jax.grad(lambda *x: value(*x, valid).sum(), argnums=(0, 1, 2))(*inputs)
+    def total(*inputs):
+        values = target_policy_surrogate(*inputs, valid, temperature=temperature)
+        return values.sum(), values
 
     with jax.debug_nans(True):
-        values, (gradient, *constants) = found(*inputs)
+        (gradient, *constants), values = jax.jit(jax.grad(total, argnums=(0, 1, 2), has_aux=True))(*inputs)
+    target, policy = softmax(behaviour + advantages / temperature, valid), softmax(log_prob, valid)
+    np.testing.assert_allclose(values, np.sum(target * np.log(np.where(valid, policy, 1)), 1), rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(gradient, target - policy, atol=2e-6)
     assert not np.any(constants), "the target is a constant"
-    expected, slopes = np.zeros(5), np.zeros((5, 7))
-    for group in (0, 2, 3, 4):
-        members = valid[group]
-        excess = advantages[group, members] - advantages[group, members].max()
-        target, policy = softmax(behaviour[group, members] + excess / temperature), softmax(log_prob[group, members])
-        expected[group] = np.sum(target * np.log(policy))
-        slopes[group, members] = target - policy
-    np.testing.assert_allclose(values, expected, rtol=2e-5, atol=2e-6)
-    np.testing.assert_allclose(gradient, slopes, atol=2e-6)
 
 
 def test_the_gradient_vanishes_at_the_target_and_a_group_of_equals_is_pulled_back():
@@ -62,10 +51,11 @@ def test_the_gradient_vanishes_at_the_target_and_a_group_of_equals_is_pulled_bac
     at_target = behaviour + advantages - 2.5  # a constant changes no distribution over members
     np.testing.assert_allclose(slope(at_target, advantages), equal, atol=1e-7)
     assert not np.any(slope(behaviour, equal)), "nothing to learn where the policy has not moved"
-    back = softmax(np.array(behaviour)) - softmax(np.array(at_target))
-    np.testing.assert_allclose(slope(at_target, equal), back, atol=1e-6)
+    np.testing.assert_allclose(slope(at_target, equal), softmax(behaviour) - softmax(at_target), atol=1e-6)
     unknown = target_policy_surrogate(*jnp.stack([behaviour] * 4).reshape(2, 2, 3), jnp.array([[jnp.nan] * 3, equal]))
     assert np.isnan(unknown).tolist() == [True, False], "which skips the update"
+    with pytest.raises(ConfigError, match="tpo_temperature=0.0 must be more than 0"):
+        TpoHyperparams(tpo_temperature=0.0).check()
 
 
 SIZES = {"num_envs": 12, "group_size": 3, "env_params": {"max_steps_in_episode": 12}}
@@ -109,24 +99,3 @@ def test_a_minibatch_has_whole_groups_of_each_block():
     assert (groups[..., 0] % 3 == 0).all() and (np.diff(groups) == 1).all()
     for block in np.moveaxis(groups[..., 0], 1, 2).reshape(6, -1):
         assert sorted(block) == [0, 3, 6, 9]
-
-
-MISTAKES = [
-    ({"num_minibatches": 8}, "whole groups, which group_surrogate compares.* = 4 .*use num_minibatches=4"),
-    ({"num_microbatches": 8}, "a minibatch of 4 is not divisible by num_microbatches=8"),
-    ({"shuffle_blocks": 6}, "shuffle_blocks=6 does not divide the 4 groups"),
-    ({"group_size": 1, "algorithm": TPO._replace(advantage=objectives.returns_to_go)}, "group_size=1 leaves no others"),
-    ({"algorithm": TPO._replace(start=CONTINUE)}, "group_surrogate is for groups that start from one state"),
-]
-
-
-def test_what_splits_or_lacks_groups_is_refused():
-    for fields, message in MISTAKES:
-        with pytest.raises(ConfigError, match=message):
-            Config(**{"algorithm": TPO, **SIZES, "num_minibatches": 1} | fields)
-    for value, message in {0.0: "tpo_temperature=0.0 must be more than 0", np.nan: "tpo_temperature=nan"}.items():
-        with pytest.raises(ConfigError, match=message):
-            TpoHyperparams(tpo_temperature=value).check()
-    flat = GRPO._replace(group_surrogate=lambda log_prob, behaviour, advantage, valid, hyperparams: log_prob)
-    with pytest.raises(ConfigError, match="the slot 'group_surrogate' returned shape"):
-        check(Config(algorithm=flat, **SIZES, num_minibatches=1))
