@@ -1,8 +1,8 @@
 """What one GPU is to be measured for, ten minutes at a time: `python -m experiments.gpu_hour`.
 
-What decides most comes first. Each piece is a process, so that an error of the GPU ends one alone: it compiles its
+What decides most comes first. Each piece is a process, so that an error of the GPU ends one alone. It compiles its
 programs side by side, then times each by itself. Each result is a line of results.jsonl at once. Given again with the
-same folder, the command measures what the device has no line of. README.md there is made from the lines.
+folder, the command measures what has no line of this device. README.md there is made from all lines.
 """
 
 import collections
@@ -33,8 +33,7 @@ from .harness.provenance import commit
 from .harness.reference_implementations import Size, installed
 from .harness.summaries import chosen
 
-LONGEST, TIMING = 240.0, 20.0
-"""Seconds of a piece, and those at its end in which nothing new is compiled."""
+LONGEST, TIMING = 240.0, 20.0  # seconds of a piece, and those at its end in which nothing new is compiled
 OURS = [f"{algorithm}, {plan}" for algorithm in ("PPO", "GRPO") for plan in device_agreement.PLANS_OF_A_GPU]
 ALL = [*OURS, *installed(("rejax PPO", "plain PPO"))]
 SHAPES = {  # the environment, the sizes of a train step, and the seeds
@@ -106,9 +105,9 @@ def speed(run: Run) -> None:
         if time.monotonic() > run.until:
             return
         for case, row in zip(cases, workloads.measure(cases, *((1, 0.0) if run.smoke else (3, 0.2))), strict=True):
-            fields = ("steps_per_second", "steps_per_second_low", "steps_per_second_high", "compile_seconds")
+            fields = ("steps_per_second", "steps_per_second_low", "compile_seconds", "memory_bytes")
             profile = workloads.kernels_by_time(case) if run.piece == "first" and case.name.endswith(OURS[0]) else {}
-            run.keep(case.name, **{field: row[field] for field in (*fields, "memory_bytes")}, **profile)
+            run.keep(case.name, **{field: row[field] for field in fields}, **profile)
 
 
 def cold(run: Run) -> None:
@@ -123,10 +122,11 @@ def study(run: Run) -> None:
     """The rows of a command that writes one file."""
     for name in run.names:
         module, flags, smaller = STUDIES[name]
-        path = run.out / f"{name}.json"
+        path = run.out / f"{run.piece}.json"
         module.main(parse_flags(module.Arguments, f"{flags} {smaller if run.smoke else ''} --out {path}".split()))
         for row in read_object(path)["results"]:
-            run.keep(name, **{key: value for key, value in row.items() if key != "seconds_per_train_step"})
+            fields = ("implementation", "steps_per_second", "compile_seconds", "memory_bytes")
+            run.keep(name, **{field: row[field] for field in fields if field in row})
 
 
 ANT = "--task ant --num-envs 4096 --num-steps 80 --num-minibatches 32 --hidden-sizes 256 256 --repeats 3"
@@ -164,35 +164,35 @@ class Arguments:
 
 def main(arguments: Arguments) -> None:
     until, pieces = time.monotonic() + 60 * arguments.minutes, chosen(PIECES, arguments.pieces, "piece")
-    out = arguments.out or new_folder("gpu_hour")
-    out = out / "smoke" if arguments.smoke else out  # nothing there counts as measured
+    out = (arguments.out or new_folder("gpu_hour")) / ("smoke" if arguments.smoke else "")
     out.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    words = [sys.executable, "-c", "import jax; print(jax.devices()[0].device_kind)"]  # ends, and leaves the GPU
-    device = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
+    words = [sys.executable, "-c", "import jax; print(jax.devices()[0].device_kind)"]  # here, JAX would keep the GPU
+    device = subprocess.check_output(words, text=True).splitlines()[-1]
     where = {"device": device, "jax": jax.__version__, "commit": commit()}
-    for piece, (_, names) in pieces.items():
+    pieces = {piece: names[:1] if arguments.smoke else names for piece, (_, names) in pieces.items()}
+    for piece, names in pieces.items():
         names = [name for name in names if (device, piece, name) not in measured(out)]
         if names and time.monotonic() < until:
-            its_until = min(until, time.monotonic() + LONGEST)
-            run = Run(piece, names[:1] if arguments.smoke else names, out, its_until, arguments.smoke, where)
+            run = Run(piece, names, out, min(until, time.monotonic() + LONGEST), arguments.smoke, where)
             process = multiprocessing.get_context("spawn").Process(target=measure, args=(run,))
             process.start()
-            process.join(its_until - time.monotonic() + 2 * TIMING)
+            process.join(run.until - time.monotonic() + 2 * TIMING)
             process.kill()
     write_page(out, "A smoke test, no measurement: " if arguments.smoke else "")
-    left = [piece for piece, (_, names) in pieces.items() if {(device, piece, n) for n in names} - measured(out)]
-    print(f"Results in {out}", f"to measure {', '.join(left)} give --out {out} again" if left else "all is measured")
+    left = [piece for piece, names in pieces.items() if {(device, piece, name) for name in names} - measured(out)]
+    print(f"Results in {out}", f"left for another run with this --out: {', '.join(left)}" if left else "", sep="; ")
 
 
 def measured(out: Path) -> set[tuple[str, str, str]]:
-    lines = (line for line in json_lines(out / RESULTS) if "failed" not in line)
-    return {(line["device"], line["piece"], line["name"]) for line in lines}
+    return {(line["device"], line["piece"], line["name"]) for line in json_lines(out / RESULTS) if "failed" not in line}
 
 
 def measure(run: Run) -> None:
-    PIECES[run.piece][0](run)
-    sys.stdout.flush()
+    try:
+        PIECES[run.piece][0](run)
+    except Exception as error:
+        run.keep(run.names[0], failed=f"{type(error).__name__}: {error}"[:500])
     os._exit(0)  # programs that are still compiled are not waited for
 
 

@@ -19,7 +19,9 @@ def write_page(out: Path, title: str) -> None:
         lines = [line for line in kept if line["device"] == device and "failed" not in line]
         ran = dict.fromkeys(f"jax {line['jax']}, commit {line['commit']}" for line in lines)
         texts = {name: section(lines) for name, section in SECTIONS.items()}
-        texts["Failed"] = "".join(f"- {line['name']}: {line['failed']}\n" for line in kept if "failed" in line)
+        failed = {line["name"]: line["failed"] for line in kept if line["device"] == device and "failed" in line}
+        found = {line["name"] for line in lines}
+        texts["Failed"] = "".join(f"- {name}: {error}\n" for name, error in failed.items() if name not in found)
         sections = [f"## {name}\n\n{text}" for name, text in texts.items() if text]
         pages.append("\n".join([f"# {title}{device}\n\n{'; '.join(ran)}\n", *sections]))
     if pages:
