@@ -11,6 +11,7 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from rich.table import Table
 
@@ -93,7 +94,11 @@ def outputs_and_gradients(
         return numbers.astype(np.float32).astype(dtype)
 
     def outputs(params, observations):
-        return policy.step(params, observations, policy.initial_carry(params, num_samples))[:2]
+        """As in a rollout, and as in an update."""
+        carry, is_first = policy.initial_carry(params, num_samples), jnp.zeros((1, num_samples), bool)
+        return policy.step(params, observations, carry)[:2], policy.sequence(
+            params, observations[None], carry, is_first
+        )
 
     def both(params, observations, gradients):
         found, pull_back = jax.vjp(lambda params: outputs(params, observations), params)
