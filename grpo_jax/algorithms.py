@@ -141,13 +141,6 @@ CISPO = GRPO._replace(surrogate=with_hyperparams(objectives.cispo_surrogate, "cl
 _TEMPERATURES = {"tau_positive": "sapo_tau_positive", "tau_negative": "sapo_tau_negative"}
 _SOFT_GATE = with_hyperparams(objectives.sapo_surrogate, **_TEMPERATURES)
 SAPO = GRPO._replace(surrogate=_SOFT_GATE, hyperparams=objectives.SapoHyperparams)
-# As in the paper, for its smaller model.
-KL_COV = GRPO._replace(
-    surrogate=_UNCLIPPED,
-    penalties=(objectives.covariance_kl, entropy_bonus),
-    hyperparams=objectives.CovarianceHyperparams,
-    whole_minibatches=True,
-)
 # The KL is to the behaviour policy, not to a reference.
 GRPO_PER_SEQUENCE = GRPO._replace(reduce=objectives.mean_of_sequence_means)
 _PARTS = objectives.reward_part_scores, objectives.reward_part_weights, objectives.rewarded_parts
@@ -225,7 +218,6 @@ _TABLE = {
     "gspo": (GSPO, "2507.18071", "The ratio of the whole sequence"),
     "cispo": (CISPO, "2506.13585", "The clipped ratio as a weight, so that every step has a gradient"),
     "sapo": (SAPO, "2511.20347", "A smooth gate in place of the clip"),
-    "kl_cov": (KL_COV, "2505.22617", "A KL penalty at steps of high covariance, so that entropy stays"),
     "grpo_per_sequence": (GRPO_PER_SEQUENCE, "2402.03300", "As first published: all sequences count the same"),
     "gdpo": (GDPO, "2601.05242", "Each part of the reward normalised by itself, for token tasks"),
     "gspo_token": (GSPO_TOKEN, "2507.18071", "The sequence's ratio with the gradient of each step's"),

@@ -44,7 +44,7 @@ def given(name, number, *others, shape=STEPS, **options):
 OF_GROUPS = "group_normalized group_centered leave_one_out batch_normalized pass_at_k max_rl"
 OF_STEPS = "whiten scale_by_rms mean_over_steps mean_of_sequence_means mean_of_sequence_sums sum_over_horizon"
 OF_TWO = "truncated_surrogate weighted_sum value_loss unclipped_surrogate policy_gradient_surrogate sapo_surrogate"
-OF_TWO += " k1 abs_k1 k2 k3 k3_from_behaviour k2_straight_through"
+OF_TWO += " k1 k2 k3 k3_from_behaviour k2_straight_through"
 # The function of arrays of real numbers, and the shapes of those.
 FUNCTIONS = dict(
     [given(name, 1, shape=GROUPS) for name in OF_GROUPS.split()]
@@ -66,7 +66,6 @@ FUNCTIONS = dict(
         given("sequence_token_log_ratio", 1, MASK),
         given("clipped_surrogate", 2, **CLIP, dual_clip=3.0),
         given("clip_fractions", 2, **CLIP),
-        given("most_covariant_steps", 2, MASK, fraction=0.3),
         given("exact", 2, shape=(T, A)),
         given("adaptive_coefficient", 2, shape=(), target=0.01),
         given("adaptive_entropy_coefficient", 2, shape=(), target=0.1),

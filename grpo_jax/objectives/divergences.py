@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from grpo_jax.precision import above_rounding, at_least_float32
 
-__all__ = ["abs_k1", "exact", "k1", "k2", "k2_straight_through", "k3", "k3_from_behaviour"]
+__all__ = ["exact", "k1", "k2", "k2_straight_through", "k3", "k3_from_behaviour"]
 
 MAX_LOG_RATIO = 20.0  # exp(20) = 4.9e8: far outside any trust region, far inside float32
 
@@ -35,16 +35,6 @@ def k1(log_prob: jax.Array, reference_log_prob: jax.Array) -> jax.Array:
     As a loss it has no effect on-policy: see the head of this module.
     """
     return jnp.clip(log_ratio_above_rounding(log_prob, reference_log_prob), -MAX_LOG_RATIO, MAX_LOG_RATIO)
-
-
-def abs_k1(log_prob: jax.Array, reference_log_prob: jax.Array) -> jax.Array:
-    """The size of the log-ratio: no estimate of the KL, but a penalty that grows linearly (KL-Cov).
-
-        |log p - log q|
-
-    Its gradient is 0 where both are equal.
-    """
-    return jnp.abs(k1(log_prob, reference_log_prob))
 
 
 def k2(log_prob: jax.Array, reference_log_prob: jax.Array) -> jax.Array:

@@ -1,20 +1,18 @@
 """Penalties: KL to the behaviour or a reference policy and entropy, their coefficients, and how a reference moves."""
 
-import chex
 import jax
 import jax.numpy as jnp
 
-from grpo_jax.hyperparams import SHARE, Hyperparams, number
-from grpo_jax.objectives.divergences import abs_k1, k2, k3
-from grpo_jax.objectives.ratios import check_together, importance_ratio
-from grpo_jax.objectives.whitening import centred
+from grpo_jax.hyperparams import Hyperparams, number
+from grpo_jax.objectives.divergences import k2, k3
+from grpo_jax.objectives.ratios import importance_ratio
 from grpo_jax.precision import at_least_float32
 from grpo_jax.types import Batch, Prediction, PyTree, Trajectory
 
-__all__ = ["KL_PENALTIES", "CovarianceHyperparams", "EntropyHyperparams", "adaptive_coefficient"]
-__all__ += ["adaptive_entropy_coefficient", "averaged_reference", "covariance_kl", "entropy_bonus"]
-__all__ += ["exact_kl_to_reference", "frozen_reference", "k2_to_behaviour", "kl_penalized_reward", "kl_to_behaviour"]
-__all__ += ["kl_to_reference", "most_covariant_steps", "refreshed_reference", "unbiased_kl_to_reference"]
+__all__ = ["KL_PENALTIES", "EntropyHyperparams", "adaptive_coefficient", "adaptive_entropy_coefficient"]
+__all__ += ["averaged_reference", "entropy_bonus", "exact_kl_to_reference", "frozen_reference"]
+__all__ += ["k2_to_behaviour", "kl_penalized_reward", "kl_to_behaviour", "kl_to_reference"]
+__all__ += ["refreshed_reference", "unbiased_kl_to_reference"]
 
 
 def adaptive_coefficient(
@@ -115,53 +113,6 @@ def k2_to_behaviour(prediction: Prediction, batch: Batch, hyperparams: Hyperpara
 
 KL_PENALTIES = kl_to_behaviour, kl_to_reference, exact_kl_to_reference, unbiased_kl_to_reference, k2_to_behaviour
 """The KL penalties: an algorithm has at most one of them."""
-
-
-class CovarianceHyperparams(Hyperparams):
-    """With the numbers of KL-Cov."""
-
-    covariance_fraction: float = number(0.002, SHARE)
-    """Share of the steps that KL-Cov selects."""
-    covariance_kl_coef: float = number(1.0)
-    """Weight of KL-Cov's penalty on the steps it selects."""
-
-
-def most_covariant_steps(
-    log_prob: jax.Array, advantages: jax.Array, mask: jax.Array, *, fraction: float = 2e-4
-) -> jax.Array:
-    """The steps that drive the entropy down the most: those of the largest covariance.
-
-        cov_t = (A_t - mean(A)) (log pi_t - mean(log pi))
-
-    KL-Cov (https://arxiv.org/abs/2505.22617) penalises them: there the objective is `ratio A - coef |log_ratio|`.
-
-    Args:
-      log_prob: `[T, N]`, of the policy, in nats.
-      advantages: `[T, N]`.
-      mask: `[T, N]`, true on the valid steps; means are over these.
-      fraction: of the valid steps that are selected, rounded down, at least one.
-
-    Returns:
-      `[T, N]`, boolean; all false if all covariances are 0.
-    """
-    chex.assert_equal_shape([log_prob, advantages, mask])
-    advantages, log_prob = jax.lax.stop_gradient((advantages, log_prob))
-    covariance = centred(advantages, mask, axis=None) * centred(log_prob, mask, axis=None)
-    valid = mask.astype(bool)
-    eligible = valid & jnp.any(covariance != 0)
-    ranks = jnp.argsort(jnp.argsort(jnp.where(eligible, -covariance, jnp.inf), axis=None)).reshape(mask.shape)
-    number = jnp.maximum(jnp.floor(fraction * jnp.sum(valid, dtype=float)), 1)
-    return eligible & (ranks.astype(float) < number)
-
-
-def covariance_kl(prediction: Prediction, batch: Batch, hyperparams: CovarianceHyperparams) -> jax.Array:
-    """KL-Cov: |log-ratio| to the behaviour policy, only on `most_covariant_steps`."""
-    check_together(batch, "whole_minibatches", "covariance_kl")
-    selected = most_covariant_steps(
-        prediction.log_prob, batch.advantage, batch.mask, fraction=hyperparams.covariance_fraction
-    )
-    cost = hyperparams.covariance_kl_coef * abs_k1(prediction.log_prob, batch.log_prob)
-    return jnp.where(selected, cost, 0.0)
 
 
 def entropy_bonus(prediction: Prediction, batch: Batch, hyperparams: Hyperparams) -> jax.Array:

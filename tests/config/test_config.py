@@ -136,7 +136,10 @@ MISTAKES = {
         TWO_GROUPS | {"algorithm": TPO._replace(group_surrogate=lambda *arguments: arguments[0])},
         r"the slot 'group_surrogate' returned shape \(1, 16\), but should return",
     ),
-    "parts of a minibatch that a slot compares": ({"algorithm": "kl_cov", "num_microbatches": 2}, "num_microbatches=2"),
+    "parts of a minibatch that a slot compares": (
+        {"algorithm": "high_entropy", "num_microbatches": 2},
+        "num_microbatches=2",
+    ),
     "a slot with a Python if": (
         {"algorithm": GRPO._replace(reduce=lambda mask: mask / 2 if mask.any() else mask)},
         "array with shape bool.*; it is traced: write jnp.where.*lambda> fills the slot reduce",

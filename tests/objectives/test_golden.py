@@ -50,8 +50,8 @@ OF_A_SAMPLER = {
     *("verl/loss_gspo_rollout_weights", "verl/loss_geo_mean_rollout_weights"),
     *(f"verl/loss_bypass_{k}" for k in range(6)),
 }
-NOT_HERE = "verl/loss_clip_cov verl/optimal_token verl/tir_optimal_token verl/loss_geo_mean verl/loss_dppo_kl".split()
-NOT_HERE += "trl/loss_gmpo trl/loss_vespo trl/vespo_weights".split()
+NOT_HERE = "verl/loss_clip_cov verl/loss_kl_cov verl/optimal_token verl/tir_optimal_token verl/loss_dppo_kl".split()
+NOT_HERE += "verl/loss_geo_mean trl/loss_gmpo trl/loss_vespo trl/vespo_weights".split()
 UNKNOWN = {
     "trl/loss_luspo/token": "masked steps enter that loss, which they never do here",
     "prime_rl/grpo_length_penalty": "no length penalty of this form in the library",
@@ -73,7 +73,7 @@ def of_kinds(kinds):
 
 def test_every_case_is_covered():
     assert [len(cases) for cases in ALL] == [102, 292]
-    assert sum(map(len, CASES.values())) == 275
+    assert sum(map(len, CASES.values())) == 272
     kinds = {kind.partition("@")[0] for kind in CASES}
     assert kinds == LOSSES | ADVANTAGES.keys() | OTHERS.keys() | {"verl/value_loss"}
 
@@ -165,9 +165,6 @@ def objective(kind, p, a, x, mask, s):
             return valued(functools.partial(o.truncated_surrogate, limit=limit), d, a, b) * keep
         case "loss_dro":
             return o.policy_gradient_surrogate(p, a) - s["dro_beta"] * o.k2(p, b)
-        case "loss_kl_cov":
-            chosen = o.most_covariant_steps(p, a, mask, fraction=s["kl_cov_ratio"])
-            return o.unclipped_surrogate(d, a) - s["ppo_kl_coef"] * chosen * o.abs_k1(p, b)
         case "loss_sapo":
             high = s.get("tau_pos", s.get("tau_positive", s.get("sapo_temperature_pos")))
             low = s.get("tau_neg", s.get("tau_negative", s.get("sapo_temperature_neg")))
@@ -452,7 +449,13 @@ def k3_straight_through(p, q):
     return o.k2(p, q) + jax.lax.stop_gradient(jnp.clip(o.k3(p, q), -10, 10) - o.k2(p, q))
 
 
-KL = {"kl": o.k1, "abs": o.abs_k1, "mse": o.k2, "low_var_kl": o.k3, "k1+": o.k2_straight_through}
+KL = {
+    "kl": o.k1,
+    "abs": lambda p, q: jnp.abs(o.k1(p, q)),
+    "mse": o.k2,
+    "low_var_kl": o.k3,
+    "k1+": o.k2_straight_through,
+}
 KL |= dict.fromkeys(("k3+", "low_var_kl+"), k3_straight_through)
 OTHERS = {
     "trl/high_entropy_mask": ("keep", lambda x, s: o.high_entropy(

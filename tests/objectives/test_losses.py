@@ -125,25 +125,6 @@ def test_gradients_against_finite_differences():
         check_grads(jax.jit(lambda x: [function(x, a) for function in functions]), (x,), order=1, modes=["rev"])
 
 
-# --- selections ------------------------------------------------------------------------------------------------------
-
-
-def covariances():
-    products = (ADVANTAGES - ADVANTAGES[MASK].mean()) * (LOG_PROB - LOG_PROB[MASK].mean())
-    return np.where(MASK, products, np.nan)
-
-
-def test_covariance_kl_selects_the_largest():
-    garbage = [jnp.asarray(np.where(MASK, x, np.nan)) for x in (LOG_PROB, ADVANTAGES)]
-    select, cov = jax.jit(objectives.most_covariant_steps), covariances()
-    for fraction, number in ((0.0, 1), (0.2, 5), (1.0, 27)):
-        selected = np.asarray(select(*garbage, MASK, fraction=fraction))
-        assert MASK.sum() == 27 and selected.sum() == number and not np.any(selected & ~MASK)
-        assert number == 27 or cov[selected].min() > np.nanmax(np.where(selected, np.nan, cov))
-    with jax.debug_nans(True):
-        assert not select(LOG_PROB, LOG_PROB, jnp.zeros(MASK.shape), fraction=0.2).any()
-
-
 # --- reductions ------------------------------------------------------------------------------------------------------
 
 

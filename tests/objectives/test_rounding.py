@@ -27,7 +27,6 @@ LIMIT = {"low": 0.0, "high": 0.0}
 SIGNS = np.float32([1, -1, 1, -1, 1, -1])
 PENALTIES = {
     "k1": objectives.k1,
-    "abs_k1": objectives.abs_k1,
     "k2": objectives.k2,
     "k3": objectives.k3,
     "k2_straight_through": objectives.k2_straight_through,
@@ -115,7 +114,6 @@ MOVES = {
         {"algorithm": "off_policy_mask", "num_microbatches": 2, "optimizer": rmsprop},
         {"kl_target": 1e-6, "adam_eps": 1e-12},
     ),
-    "covariance": ({"algorithm": "kl_cov"}, {}),
 }
 HALF = Transformer(width=32, num_layers=2, num_heads=2, compute_dtype="bfloat16")
 MOVES["bfloat16"] = {"algorithm": "grpo", "num_envs": 64, "network": HALF}, {}

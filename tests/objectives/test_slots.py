@@ -142,12 +142,11 @@ def test_the_greedy_member_is_not_learnt_from():
 GREEDY = objectives.outcome(objectives.greedy_baseline, objectives.episode_scores, objectives.greedy_scores)
 CRITIC = {"critic": objectives.with_hyperparams(objectives.value_loss)}
 REFERENCE = {"reference": objectives.frozen_reference}
-COVARIANCE = {"whole_minibatches": True, "hyperparams": objectives.CovarianceHyperparams}
 NEEDS = [
     ("advantage", objectives.gae_advantage, CRITIC, "set critic="),
     ("advantage", GREEDY, {"greedy_member": True}, "set greedy_member=True"),
     ("ratio", objectives.sequence_ratio, {"whole_sequences": True}, "sequence_ratio .*set whole_sequences=True"),
-    ("penalties", objectives.covariance_kl, COVARIANCE, "set whole_minibatches=True"),
+    ("step_mask", objectives.keep_high_entropy, {"whole_minibatches": True}, "set whole_minibatches=True"),
     ("penalties", objectives.kl_to_reference, REFERENCE, "with_reference"),
     ("reward", objectives.kl_penalized_reward, REFERENCE, "with_reference"),
 ]
