@@ -40,19 +40,17 @@ class Arguments(CompletionArguments):
     """Answers to each prompt."""
     seed: Seed = 0
     """Seed of samples."""
-    base_model: Path | None = None
-    """Folder of an adapter's model; None: the one that the adapter names."""
     json: bool = False
     """Print a line of JSON for each prompt."""
 
 
 def main(arguments: Arguments) -> None:
     prompts = read_prompts(arguments.prompts)
-    found, adapter = find_model(arguments.folder, arguments.base_model)
+    found, adapter = find_model(arguments.folder)
     recorded = recorded_template((adapter or found).resolve().parent)
     options = arguments.model_options
     options["template_variables"] = (recorded.get("variables") or {}) | options["template_variables"]
-    model = load_model(arguments.folder, base=arguments.base_model, date=recorded.get("date"), **options)
+    model = load_model(arguments.folder, date=recorded.get("date"), **options)
     is_chat = {"chat": True, "text": False, "auto": recorded.get("chats", model.tokenizer.template is not None)}
     chats = [[{"role": "user", "content": each}] if isinstance(each, str) else each for each in prompts]
     sampling = {} if arguments.temperature is None else {"temperature": arguments.temperature}

@@ -116,34 +116,25 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     raise ConfigError(f"{path} cannot be read: there is no folder {folder}, and nothing is downloaded; {advice}")
 
 
-def find_model(folder: str | Path, base: str | Path | None = None) -> tuple[Path, Path | None]:
+def find_model(folder: str | Path) -> tuple[Path, Path | None]:
     """The folder of a whole model, and that of an adapter (LoRA) of its weights, None without one.
 
-    Args:
-      folder: of a model, of an adapter in the format of PEFT, or of a run of `grpo-jax lm`, which holds one of these.
-      base: the folder of an adapter's model; None: the one that its adapter_config.json names.
-
-    Raises:
-      ConfigError: there is no model or more than one, an adapter's is not there, or a whole model has a base.
+    The folder is that of a model, of an adapter in the format of PEFT, whose adapter_config.json names the folder of
+    its model, or of a run of `grpo-jax lm`, which holds one of these. ConfigError for none or more than one.
     """
     folder = as_path(folder)
     is_whole, is_adapter = (file_in(folder, name).exists() for name in (CONFIG, ADAPTER))
-    if is_whole and base is not None:
-        raise ConfigError(f"{folder} is a whole model, and no adapter of {base}; leave the base model out")
     if is_adapter and not is_whole:
-        named = base or read_fields(folder, ADAPTER, {_BASE: str}).get(_BASE) or "without a name"
+        named = read_fields(folder, ADAPTER, {_BASE: str}).get(_BASE) or "without a name"
         if not file_in(named, CONFIG).exists():
             missing = f"{folder} is an adapter of the model {named}, which is not here, and nothing is downloaded"
-            ways = f"--base-model FOLDER of grpo-jax ask, load_model(..., base=FOLDER), or {_BASE} in its {ADAPTER}"
-            raise ConfigError(f"{missing}; name the folder with that model's {CONFIG}: {ways}")
+            raise ConfigError(f"{missing}; name the folder with that model's {CONFIG} as {_BASE} in its {ADAPTER}")
         return as_path(named), folder
-    models = (
-        () if is_whole else sorted({path.parent for name in (CONFIG, ADAPTER) for path in folder.glob(f"*/{name}")})
-    )
-    if models:
+    models = sorted({path.parent for name in (CONFIG, ADAPTER) for path in folder.glob(f"*/{name}")})
+    if models and not is_whole:
         if len(models) > 1:
             raise ConfigError(f"{folder} has {len(models)} models; name one: {', '.join(map(str, models)):.500}")
-        return find_model(file_in(folder, f"{models[0].relative_to(folder)}/{CONFIG}").parent, base)
+        return find_model(file_in(folder, f"{models[0].relative_to(folder)}/{CONFIG}").parent)
     read_config(folder)
     return folder, None
 

@@ -119,7 +119,6 @@ def _policy(architecture: Transformer, num_tokens: int, max_completion: int) -> 
 def load_model(
     folder: str | Path,
     *,
-    base: str | Path | None = None,
     template_variables: Mapping[str, Any] | None = None,
     date: str | None = None,
     **changes: Any,
@@ -128,19 +127,18 @@ def load_model(
 
     Args:
       folder: contains config.json and tokenizer.json; or that of an adapter of such a model, or of a run with either.
-      base: the folder of an adapter's model; None: the one that its adapter_config.json names.
       template_variables, date: of the chat template, see `load_tokenizer`.
       changes: fields of the `Transformer` to replace, such as `compute_dtype="bfloat16"`.
 
     Raises:
       ConfigError: a file is missing, the model has a feature that this transformer lacks, or no end token is known.
     """
-    folder, adapter = find_model(folder, base)
+    folder, adapter = find_model(folder)
     published = read_config(folder)
     tokenizer = load_tokenizer(folder, template_variables=template_variables, date=date)
     architecture, context = as_architecture(folder / "config.json", published, **changes)
     num_tokens = min(tokenizer.num_tokens, architecture.vocab_size)
-    params = functools.cache(lambda: load_params(adapter or folder, base=adapter and folder))
+    params = functools.cache(lambda: load_params(adapter or folder))
     model = LanguageModel(folder, architecture, num_tokens, context, tokenizer, params, adapter)
     model.check_tokens(max(tokenizer.end_tokens))
     return model

@@ -58,18 +58,17 @@ def published_names(architecture: Transformer) -> dict[str, tuple[str, ...]]:
     return names
 
 
-def load_params(folder: str | Path, *, base: str | Path | None = None) -> PyTree:
+def load_params(folder: str | Path) -> PyTree:
     """The weights of a checkpoint, in float32, as parameters `{"actor": ...}` of a policy with its `load_architecture`.
 
     Args:
       folder: contains config.json and either model.safetensors or model.safetensors.index.json with the files it lists;
         or that of an adapter (LoRA), which is added to the weights of its model, or of a run with either.
-      base: the folder of an adapter's model; None: the one that its adapter_config.json names.
 
     Raises:
       ConfigError: a file or a weight is missing, damaged or of another size, or the folder is a scorer's.
     """
-    folder, adapter = find_model(folder, base)
+    folder, adapter = find_model(folder)
     kinds = read_config(folder).get("architectures") or ()
     if any(kind.endswith("ForSequenceClassification") for kind in kinds):
         raise ConfigError(f"{folder} is no language model but a scorer, {', '.join(kinds)}; name another folder")
