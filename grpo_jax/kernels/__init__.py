@@ -2,7 +2,7 @@
 
 | file | what |
 |---|---|
-| `networks.py` | `dense_networks`, the differentiable function, also under vmap, and `unserved`, what it cannot compute |
+| `networks.py` | `dense_networks`, the differentiable function; `unserved`, what it cannot compute |
 | `layout.py` | how samples, weights and gradients lie in the kernels' memory |
 | `tiles.py` | what both kernels share: their grid, loads, products, activations |
 | `forward.py`, `backward.py` | the kernels |

@@ -1,4 +1,4 @@
-"""The backward kernel: computes the hidden layers again, and keeps the weights' gradients in registers over all tiles."""
+"""The backward kernel: computes hidden layers again, and keeps the weights' gradients in registers over all tiles."""
 
 import functools
 
@@ -31,7 +31,7 @@ def make_backward(shape: Shape, part: int, seeds: int, samples: int):
     own_slope, depth, width = has_own_slope(shape.activation), shape.depth, shape.width
     gives_first = shape.inputs is None and part == 0
     lowest = 0 if gives_first else min(layer for _, layer, _ in sums)
-    chunk = 64 if width == 64 else 32  # columns that element-wise code takes at once
+    chunk = 32 if width == 64 else 64  # columns that element-wise code takes at once
     chunks = [pl.ds(start, chunk) for start in range(0, width, chunk)]
     tall = (SAMPLES, chunk)
 
@@ -67,7 +67,8 @@ def make_backward(shape: Shape, part: int, seeds: int, samples: int):
                     elif first is not None:
                         before = product(tall, (turned(operand), first.at[:, at]))
                     else:
-                        before = plgpu.load(inputs.at[seed, rows, network, at], layout=plgpu.Layout.WGMMA)
+                        source = inputs.at[seed, rows, network, at]
+                        before = plgpu.load(source, layout=plgpu.Layout.WGMMA, optimized=False)
                     value, derivative = activate(shape.activation, before)
                     values[layer][:, at] = (value * shape.stored).astype(HALF)
                     if own_slope:

@@ -38,7 +38,7 @@ def make_forward(shape: Shape, seeds: int, samples: int):
             if shape.inputs is None:
                 x, *later = None, *parts
                 rows = inputs.at[seed, pl.ds(tile * SAMPLES, SAMPLES), network]
-                before = plgpu.load(rows, layout=plgpu.Layout.WGMMA)
+                before = plgpu.load(rows, layout=plgpu.Layout.WGMMA, optimized=False)
             else:
                 x, *later = parts
                 before = product((SAMPLES, shape.width), (turned(operand), x))

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 SAMPLES = 64  # of a tile
 HALF = jnp.float16
 SMALL, BIG, LARGEST_SMALL = 2.0**6, 2.0**-10, 512.0
-REGISTERS = 176  # of a thread, for the sums of a backward kernel
+REGISTERS = 128  # of a thread, for the sums of a backward kernel
 
 
 def round_up(number: int, multiple: int) -> int:

@@ -1,4 +1,4 @@
-"""What the forward and the backward kernel share: their grid, tiles of samples loaded in turns, products, activations."""
+"""What both kernels share: their grid, tiles of samples loaded in turns, products, activations."""
 
 import functools
 from collections.abc import Callable
