@@ -35,14 +35,14 @@ from .harness.provenance import provenance
 from .harness.summaries import SUMMARY, TABLE, read_results, write_markdown
 
 GROUP_SIZE = 8
-RATES, EPOCHS = (1e-3, 3e-3, 1e-2, 3e-2), (1, 4)
+RATES, EPOCHS = (3e-3, 1e-2, 3e-2, 1e-1), (1, 4)
 
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
     """Trains TPO and its opponents to write random bits backwards, rewarded only for whole completions."""
 
-    lengths: tuple[Count, ...] = (5, 6, 7)
+    lengths: tuple[Count, ...] = (6, 7)
     """Bits of a prompt and of its completion."""
     num_prompts: Count = 16
     """Prompts of an iteration, with 8 completions each."""
@@ -163,13 +163,14 @@ def program(arguments: Arguments, length: int, num_epochs: int, is_tpo: bool):
     return jax.jit(jax.vmap(lambda *row: 1.0 - train(*row)[1]["episode/return_mean"]))
 
 
-def errors_of(arguments: Arguments, name: str, length: int, num_epochs: int, rates, keys: jax.Array) -> list[float]:
-    """Of each row: the share of completions with a mistake, in the last twentieth of the iterations."""
+def errors_of(arguments: Arguments, name: str, length: int, num_epochs: int, rates, keys: jax.Array) -> np.ndarray:
+    """`[2, num_rows]`: the share of completions with a mistake, in the last twentieth of the iterations and in all."""
     fields = {"kl_coef": 0.0, "max_grad_norm": np.inf} | ({} if name == "TPO" else OPPONENTS[name][1])
     method = 0.0 if name == "TPO" else float([*OPPONENTS].index(name))
     hyperparams = StudyHyperparams(learning_rate=rates, method=method, **fields).broadcast(len(keys))
     errors = np.asarray(program(arguments, length, num_epochs, name == "TPO")(keys, hyperparams), np.float64)
-    return np.round(errors[:, -max(1, arguments.num_iterations // 20) :].mean(axis=1), 4).tolist()
+    last = errors[:, -max(1, arguments.num_iterations // 20) :]
+    return np.round([last.mean(axis=1), errors.mean(axis=1)], 4)
 
 
 def main(arguments: Arguments) -> None:
@@ -183,15 +184,15 @@ def main(arguments: Arguments) -> None:
     if results["sizes"] != sizes:
         raise ConfigError(f"{arguments.out} has results of {results['sizes']}; give another --out")
 
-    def measured(part: str, name: str, length: int, num_epochs: int, *of) -> list[float]:
+    def measured(part: str, name: str, length: int, num_epochs: int, *of) -> np.ndarray:
         label = f"{name}, length {length}, epochs {num_epochs}"
         if label not in results[part]:
             results[part][label] = errors_of(arguments, name, length, num_epochs, *of)
             write_json(arguments.out / SUMMARY, results)
             console.print(
-                f"{datetime.now():%H:%M} {part}: {label}: {np.mean(results[part][label]):.3f}", soft_wrap=True
+                f"{datetime.now():%H:%M} {part}: {label}: {np.mean(results[part][label], axis=1)}", soft_wrap=True
             )
-        return results[part][label]
+        return np.array(results[part][label])
 
     key_trials, key_final = jax.random.split(jax.random.key(arguments.seed))
     trials = np.repeat(RATES, num_trials), jnp.tile(jax.random.split(key_trials, num_trials), len(RATES))
@@ -200,15 +201,17 @@ def main(arguments: Arguments) -> None:
     for num_epochs in EPOCHS:
         for name, settings in tried.items():
             errors = measured("trials", name, arguments.lengths[0], num_epochs, *trials)
-            means = np.reshape(errors, (len(RATES), -1)).mean(axis=1)
-            settings += [(error, rate, num_epochs) for error, rate in zip(means, RATES, strict=True)]
+            last, whole = np.reshape(errors, (2, len(RATES), -1)).mean(axis=2)
+            settings += zip(np.round(last, 2), whole, RATES, [num_epochs] * len(RATES), strict=True)
     for length in arguments.lengths:
         for name, settings in tried.items():
-            _, rate, num_epochs = min(settings)
+            _, _, rate, num_epochs = min(settings)
             errors = measured("errors", name, length, num_epochs, rate, jax.random.split(key_final, num_seeds))
-            drawn = np.random.default_rng(0).choice(errors, (2000, num_seeds)).mean(axis=1)
-            shown = "{:.1f} [{:.1f}, {:.1f}]".format(*(100 * x for x in (np.mean(errors), *percentiles(drawn))))
-            rows.setdefault(name, [name, f"{rate:g}, {num_epochs}"]).append(shown)
+            drawn = np.random.default_rng(0).choice(errors[0], (2000, num_seeds)).mean(axis=1)
+            numbers = (100 * x for x in (errors[0].mean(), *percentiles(drawn), errors[1].mean()))
+            rows.setdefault(name, [name, f"{rate:g}, {num_epochs}"]).append(
+                "{:.1f} [{:.1f}, {:.1f}], {:.0f}".format(*numbers)
+            )
     header = ["method", "rate, epochs", *(f"length {length}" for length in arguments.lengths)]
     write_markdown(arguments.out / TABLE, header, [*rows.values()])
     console.print((arguments.out / TABLE).read_text(), f"Results in {arguments.out}", soft_wrap=True)
