@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from grpo_jax.hyperparams import POSITIVE, Hyperparams, at_least_1, number
 from grpo_jax.objectives.ratios import importance_ratio
-from grpo_jax.precision import at_least_float32
+from grpo_jax.precision import above_rounding, at_least_float32
 
 __all__ = ["DualClipHyperparams", "SapoHyperparams", "cispo_surrogate", "clip_fractions", "clipped_surrogate"]
 __all__ += ["TpoHyperparams", "policy_gradient_surrogate", "sapo_surrogate", "target_policy_surrogate"]
@@ -163,10 +163,15 @@ def target_policy_surrogate(
     log_prob, behaviour, advantages = map(at_least_float32, (log_prob, behaviour_log_prob, advantages))
     # Less the best, so that no quotient overflows upwards.
     excess = (advantages - jnp.max(advantages, -1, keepdims=True, where=valid, initial=-jnp.inf)) / temperature
+    unmoved = above_rounding(log_prob - behaviour, log_prob, behaviour) == 0
+    logits = jnp.stack([behaviour + excess, jnp.where(unmoved, behaviour, log_prob)])
     nowhere = jnp.finfo(log_prob.dtype).min / 2  # finite: with -inf a group without a valid member would be NaN
-    target = jax.lax.stop_gradient(jax.nn.softmax(jnp.where(valid, behaviour + excess, nowhere)))
-    log_policy = jax.nn.log_softmax(jnp.where(valid, log_prob, nowhere))
-    return jnp.sum(target * jnp.where(valid & (target > 0), log_policy, 0.0), axis=-1)
+    logits = jax.lax.stop_gradient(jnp.where(valid, logits, nowhere))
+    target, policy = jax.nn.softmax(logits)
+    value = jnp.sum(target * jnp.where(valid & (target > 0), jax.nn.log_softmax(logits)[1], 0.0), axis=-1)
+    # The slope as a difference of two like numbers is exactly 0 where they are equal; Adam would enlarge its rounding.
+    slope = jnp.where(valid, target - policy, 0.0)
+    return value + jnp.sum(slope * (log_prob - jax.lax.stop_gradient(log_prob)), axis=-1)
 
 
 class TpoHyperparams(Hyperparams):

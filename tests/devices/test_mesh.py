@@ -123,6 +123,8 @@ settings = {
         **{"environment": "tests.probes:Parts", "algorithm": "ppo", "num_steps": 16},
         **{"network": MLP((8,), actor_observation=("position", "velocity")), "normalize_observations": True},
     },
+    "whole groups": {"algorithm": "tpo", "group_size": 2, "env_params": {"max_steps_in_episode": 32}}
+    | {"shuffle_blocks": 2},
     "blocks": {"algorithm": "ppo", "num_steps": 16, "shuffle_blocks": 8, "execution_plan": "tpu"},
     "kernel": {"algorithm": "kernel_gae"} | windows,
     "same step": {"algorithm": "same_step_gae"} | windows,
