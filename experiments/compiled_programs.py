@@ -67,7 +67,7 @@ class Arguments:
     implementations: tuple[Literal[IMPLEMENTATIONS], ...] = ("plain PPO", "PPO", "GRPO")
     """Train steps to compile."""
     execution_plan: str = "gpu"
-    """Layout of our programs: cpu, gpu or tpu."""
+    """Layout of our programs: cpu, gpu, hopper or tpu."""
     out: OutFile | None = None
     """JSON file for the results."""
 
