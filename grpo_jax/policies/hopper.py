@@ -15,7 +15,7 @@ from grpo_jax.policies.policy import Policy
 from grpo_jax.types import PyTree
 
 PLATFORMS = ("cuda",)
-"""Where the kernel runs; elsewhere the same program is XLA's."""
+"""Where the kernel runs; elsewhere the same program is XLA's. Empty: it runs everywhere, in an interpreter."""
 
 
 def reason_for_xla(network: Any, observation: PyTree, distribution: Distribution, critic: bool) -> str | None:
@@ -84,6 +84,8 @@ def with_hopper_kernel(policy: Policy, network: MLP, observation: PyTree) -> Pol
             num_envs = jax.tree.leaves(observations)[0].shape[axis]
             if reason_for_xla(network, observation, family, critic) or num_envs % num_env_devices():
                 return by_xla(params, observations, *rest)
+            if not PLATFORMS:
+                return kernel(params, observations, *rest)
             kernels = dict.fromkeys(PLATFORMS, kernel)
             return jax.lax.platform_dependent(params, observations, *rest, **kernels, default=by_xla)
 

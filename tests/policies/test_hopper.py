@@ -100,3 +100,16 @@ def test_a_train_step_with_the_kernel_is_that_of_xla(calls, fields, num_devices,
     assert calls[-1] == last, calls  # of a minibatch
     for one, other in zip(*map(jax.tree.leaves, (by_xla, by_kernel)), strict=True):
         np.testing.assert_allclose(other, one, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="the kernel needs jax 0.11")
+def test_the_plan_is_lowered_for_a_gpu_that_is_not_there_and_for_a_cpu():
+    policy = Config(**PPO, execution_plan="hopper").policy
+    params, x = jax.eval_shape(policy.init, jax.random.key(0)), jax.ShapeDtypeStruct((1, 8, 4), jnp.float32)
+
+    def gradient(params, x):
+        return jax.grad(lambda params: sum(map(jnp.sum, policy.sequence(params, x, (), None))))(params)
+
+    for platform in ("cuda", "cpu"):
+        text = jax.jit(gradient).trace(params, x).lower(lowering_platforms=(platform,)).as_text()
+        assert ("mosaic_gpu" in text) == (platform == "cuda")
