@@ -91,7 +91,9 @@ def test_a_step_has_a_kernel_for_each_network_and_a_sequence_one_for_both(calls,
     assert calls == ([(1, 8), (1, 8), (2, 24)] if setting is None else [])
 
 
-@pytest.mark.parametrize(("fields", "num_devices", "last"), [(PPO, 2, (2, 8)), (GRPO, 1, (1, 16))])
+@pytest.mark.parametrize(
+    ("fields", "num_devices", "last"), [(PPO, 2, (2, 8)), pytest.param(GRPO, 1, (1, 16), marks=pytest.mark.slow)]
+)
 def test_a_train_step_with_the_kernel_is_that_of_xla(calls, fields, num_devices, last):
     """Where environments are on two devices, each gives the kernel its own samples."""
     by_xla = trained(fields, GPU, make_mesh(seeds=1))
@@ -105,10 +107,12 @@ def test_a_train_step_with_the_kernel_is_that_of_xla(calls, fields, num_devices,
 @pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="the kernel needs jax 0.11")
 def test_the_plan_is_lowered_for_a_gpu_that_is_not_there_and_for_a_cpu():
     policy = Config(**PPO, execution_plan="hopper").policy
+    carry = policy.initial_carry(None, 8)
     params, x = jax.eval_shape(policy.init, jax.random.key(0)), jax.ShapeDtypeStruct((1, 8, 4), jnp.float32)
 
     def gradient(params, x):
-        return jax.grad(lambda params: sum(map(jnp.sum, policy.sequence(params, x, (), None))))(params)
+        is_first = jnp.zeros((1, 8), bool)
+        return jax.grad(lambda params: sum(map(jnp.sum, policy.sequence(params, x, carry, is_first))))(params)
 
     for platform in ("cuda", "cpu"):
         text = jax.jit(gradient).trace(params, x).lower(lowering_platforms=(platform,)).as_text()
