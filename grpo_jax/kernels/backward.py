@@ -8,16 +8,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from grpo_jax.kernels.layout import HALF, SAMPLES, Shape
-from grpo_jax.kernels.tiles import Launch, activate, half_memory, has_own_slope, product, slope, turned
-
-
-def resident(shape: Shape) -> int:
-    """Blocks on a multiprocessor at once, as many as registers and shared memory allow."""
-    return 3 if shape.width == 64 else 2
+from grpo_jax.kernels.tiles import Launch, activate, half_memory, product, slope, turned
 
 
 @functools.lru_cache(None)
-def make_backward(shape: Shape, part: int, seeds: int, samples: int):
+def make(shape: Shape, part: int, seeds: int, samples: int):
     """The kernel of (inputs, weights, scales, *gradients of the outputs) for the sums of one of `Shape.parts`.
 
     Inputs and `samples` are as for the forward kernel, gradients `[seeds, O, samples]`, scales `[seeds, networks]`.
@@ -26,9 +21,9 @@ def make_backward(shape: Shape, part: int, seeds: int, samples: int):
       The sums of each block, `[seeds, networks, blocks, columns / 16, width, 16]`, and, of the first part and if XLA
       computes the first layer, scaled gradients with respect to its results, `[seeds, samples, networks, width]`.
     """
-    launch = Launch(shape, seeds, samples, resident(shape), copies=1 if shape.inputs is None else 2)
+    launch = Launch(shape, seeds, samples, 3 if shape.width == 64 else 2, copies=1 if shape.inputs is None else 2)
     sums = shape.parts[part]
-    own_slope, depth, width = has_own_slope(shape.activation), shape.depth, shape.width
+    own_slope, depth, width = shape.activation not in ("tanh", "relu"), shape.depth, shape.width
     gives_first = shape.inputs is None and part == 0
     lowest = 0 if gives_first else min(layer for _, layer, _ in sums)
     chunk = 32 if width == 64 else 64  # columns that element-wise code takes at once
@@ -45,16 +40,6 @@ def make_backward(shape: Shape, part: int, seeds: int, samples: int):
         values = [values.at[layer] for layer in range(depth)]
         slopes = [slopes.at[layer] for layer in range(depth)] if own_slope else values
         scale = scales[seed, network]
-
-        def load(tile, memory, barrier):
-            samples_at = pl.ds(tile * SAMPLES, SAMPLES)
-            if shape.inputs is not None:
-                source = inputs.at[seed, pl.ds(0 * seed, shape.read - shape.ones - 1), samples_at]
-                plgpu.copy_gmem_to_smem(source, memory.at[pl.ds(shape.ones + 1, source.shape[0])], barrier)
-            for index, gradient in enumerate(gradients):
-                source = gradient.at[seed, pl.ds(0 * seed, shape.ones), samples_at]
-                copy = functools.partial(plgpu.copy_gmem_to_smem, source, memory.at[pl.ds(0, shape.ones)], barrier)
-                pl.when(network == index)(copy)
 
         def compute(accumulators, tile, memory):
             launch.prepare(memory, operand, scale)
@@ -99,7 +84,7 @@ def make_backward(shape: Shape, part: int, seeds: int, samples: int):
 
         def run(*accumulators):
             named = {(name, layer): each for (name, layer, _), each in zip(sums, accumulators, strict=True)}
-            launch.run(weights, scratch, load, functools.partial(compute, named))
+            launch.run(inputs, weights, gradients, scratch, functools.partial(compute, named))
             return tuple(each[...] for each in accumulators)
 
         totals = pl.run_scoped(run, *(plgpu.ACC((width, columns), jnp.float32) for _, _, columns in sums))

@@ -14,7 +14,7 @@ RESIDENT = 5
 
 
 @functools.lru_cache(None)
-def make_forward(shape: Shape, seeds: int, samples: int):
+def make(shape: Shape, seeds: int, samples: int):
     """The kernel of (inputs, weights) -> outputs `[seeds, networks, samples rounded up, O rounded up]`.
 
     Inputs are observations `[seeds, D, samples]`, or, if XLA computes the first layer, what its activation is applied
@@ -27,11 +27,6 @@ def make_forward(shape: Shape, seeds: int, samples: int):
         seed, network = jax.lax.axis_index("seed"), jax.lax.axis_index("network")
         operand, parts = scratch["operand"], scratch["layers"]
         few = turned(operand.at[pl.ds(0, shape.few)])
-
-        def load(tile, memory, barrier):
-            if shape.inputs is not None:
-                source = inputs.at[seed, pl.ds(0 * seed, shape.read - shape.ones - 1), pl.ds(tile * SAMPLES, SAMPLES)]
-                plgpu.copy_gmem_to_smem(source, memory.at[pl.ds(shape.ones + 1, source.shape[0])], barrier)
 
         def compute(tile, memory):
             launch.prepare(memory, operand)
@@ -49,7 +44,7 @@ def make_forward(shape: Shape, seeds: int, samples: int):
             result = product((SAMPLES, columns), (value, turned(later[-1].at[pl.ds(0, columns)])))
             out[seed, network, pl.ds(tile * SAMPLES, SAMPLES)] = result
 
-        launch.run(weights, scratch, load, compute)
+        launch.run(inputs, weights, (), scratch, compute)
 
     return plgpu.kernel(
         body,

@@ -7,15 +7,12 @@ A tile of 64 samples is one operand of the products, `[rows, 64]` float16, a sam
 | 0 ... `ones` - 1 | gradients of the outputs, scaled; 0 in the forward kernel |
 | `ones` | 1: its weights are biases, its gradients those of biases |
 | then, one for each input | 2^6 x where |x| < 512, else 0 |
-| the second half, in the same order | 0 for gradients and ones; 2^-10 x where |x| >= 512, else 0 |
+| then half of all, in the same order | 0 for gradients and ones; 2^-10 x where |x| >= 512, else 0 |
 
 float16 has the digits of TF32, which XLA's products have by default, and not its range. Two rows an input, whose
-weights are W / 2^6 and 2^10 W, keep 1e-6 ... 1e7 with all digits. The first `few` rows, which are no inputs, are the
-operand for biases of later layers and for gradients of outputs.
+weights are W / 2^6 and 2^10 W, keep 1e-6 ... 6e7 with all digits. The first `few` rows are the operand for biases of
+later layers, and for gradients of outputs.
 """
-
-import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -31,119 +28,66 @@ def round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
-@dataclasses.dataclass(frozen=True)
 class Shape:
     """The sizes of one or two networks, static."""
 
-    inputs: int | None  # None: the kernels begin with what XLA's first product gives to the first activation
-    hidden: int  # units of a layer, as the user has them
-    depth: int  # hidden layers
-    outputs: tuple[int, ...]  # of each network
-    activation: str
+    def __init__(self, inputs: int | None, hidden: int, depth: int, outputs: tuple[int, ...], activation: str):
+        """Without `inputs`, kernels begin with what XLA's first product gives to the first activation.
 
-    @property
-    def width(self) -> int:
-        """Units of a layer in the kernels, whose products have 64 rows: those beyond `hidden` are 0."""
-        return round_up(self.hidden, 64)
-
-    @property
-    def ones(self) -> int:
-        """The row of ones."""
-        return max(self.outputs)
-
-    @property
-    def few(self) -> int:
-        """Rows of gradients and ones, rounded up to what products take."""
-        return round_up(self.ones + 1, 16)
-
-    @property
-    def read(self) -> int:
-        """Rows that a kernel reads."""
-        return self.few if self.inputs is None else round_up(self.ones + 1 + self.inputs, 8)
-
-    @property
-    def rows(self) -> int:
-        """Rows of the operand."""
-        return self.few if self.inputs is None else 2 * self.read
-
-    @property
-    def stored(self) -> float:
-        """Outputs of hidden layers are stored times this: unbounded ones could exceed float16."""
-        return 1.0 if self.activation == "tanh" else 2.0**-4
-
-    @functools.cached_property
-    def sections(self) -> tuple[int, ...]:
-        """Rows of each part of a network's packed weights.
-
-        The first layer (not if XLA computes it), kernel and biases of each later one, the transposed head.
+        Sums are what the gradient consists of: ("head", last layer): its outputs by the few rows; ("kernel", layer):
+        outputs of the layer before by gradients of this one; ("bias", layer): gradients of this layer by the few rows;
+        ("first", 0): gradients of the first layer by all rows. With each comes its number of columns.
         """
-        first = () if self.inputs is None else (self.rows,)
-        return *first, *(self.width, self.few) * (self.depth - 1), self.few
-
-    @functools.cached_property
-    def sums(self) -> tuple[tuple[str, int, int], ...]:
-        """Each sum over samples that the gradient consists of: what it is of, the layer, columns.
-
-        "head": outputs of the last layer by the few rows; "kernel": outputs of the layer before by gradients of this
-        one; "bias": gradients of this layer by the few rows; "first": those of the first layer by all rows.
-        """
-        last = self.depth - 1
-        later = (((("kernel", layer, self.width), ("bias", layer, self.few))) for layer in range(last, 0, -1))
-        first = () if self.inputs is None else (("first", 0, self.rows),)
-        return ("head", last, self.few), *(each for pair in later for each in pair), *first
-
-    @functools.cached_property
-    def parts(self) -> tuple[tuple[tuple[str, int, int], ...], ...]:
-        """The sums of each backward kernel: as many as a thread has registers for."""
-        parts, free = [], 0
-        for each in self.sums:
-            needed = each[2] * self.width // 128
-            if needed > free:
-                parts.append([])
-                free = REGISTERS
-            parts[-1].append(each)
-            free -= needed
-        return tuple(map(tuple, parts))
+        self.inputs, self.hidden, self.depth, self.outputs, self.activation = inputs, hidden, depth, outputs, activation
+        self.width = round_up(hidden, 64)  # products have 64 rows; units beyond `hidden` are 0
+        self.ones = max(outputs)
+        self.few = round_up(self.ones + 1, 16)
+        self.read = self.few if inputs is None else round_up(self.ones + 1 + inputs, 8)  # rows that a kernel reads
+        self.rows = self.few if inputs is None else 2 * self.read
+        self.stored = 1.0 if activation == "tanh" else 2.0**-4  # factor of hidden outputs, which could exceed float16
+        given = [] if inputs is None else [("first", 0, self.rows)]
+        later = [each for i in range(depth - 1, 0, -1) for each in (("kernel", i, self.width), ("bias", i, self.few))]
+        # Rows of a network's weights: the first layer, kernel and bias of each later one, the transposed head.
+        self.sections = (*[self.rows] * len(given), *(self.width, self.few) * (depth - 1), self.few)
+        self.parts = [[]]  # the sums of each backward kernel, as many as a thread has registers for
+        for each in [("head", depth - 1, self.few), *later, *given]:
+            if sum(columns for *_, columns in [*self.parts[-1], each]) * self.width > 128 * REGISTERS:
+                self.parts.append([])
+            self.parts[-1].append(each)
 
 
 def packed(shape: Shape, params: tuple) -> jax.Array:
     """The weights of all networks, `[networks, rows, width]` float16, in the order of `Shape.sections`."""
-    return jnp.stack([jnp.concatenate(_sections(shape, layers)) for layers in params]).astype(HALF)
 
-
-def _sections(shape: Shape, layers: tuple) -> list[jax.Array]:
-    def at(row, rows, kernel):  # as the given row of a part
+    def at(row, rows, kernel):  # as the given row of a section
         return jnp.pad(kernel, ((row, rows - row - kernel.shape[0]), (0, shape.width - kernel.shape[1])))
 
-    (first, bias), *later, (head, _) = layers
-    parts = []
-    if shape.inputs is not None:
-        small = at(shape.ones, shape.read, jnp.concatenate([bias[None], first / SMALL]))
-        parts = [small, at(shape.ones + 1, shape.read, first / BIG)]
-    for kernel, bias in later:
-        parts += [at(0, shape.width, kernel / shape.stored), at(shape.ones, shape.few, bias[None])]
-    return [*parts, at(0, shape.few, head.T / shape.stored)]
+    def sections(layers):
+        (first, bias), *later, (head, _) = layers
+        if shape.inputs is not None:
+            yield at(shape.ones, shape.read, jnp.concatenate([bias[None], first / SMALL]))
+            yield at(shape.ones + 1, shape.read, first / BIG)
+        for kernel, bias in later:
+            yield from (at(0, shape.width, kernel / shape.stored), at(shape.ones, shape.few, bias[None]))
+        yield at(0, shape.few, head.T / shape.stored)
+
+    return jnp.stack([jnp.concatenate(list(sections(layers))) for layers in params]).astype(HALF)
 
 
-def unpacked(shape: Shape, sums: tuple[jax.Array, ...], scales: jax.Array) -> list[list[tuple]]:
-    """The gradients of each network's layers but the head's bias, from the sums of the backward kernels.
+def unpacked(shape: Shape, sums: list[jax.Array], scales: jax.Array) -> list[list[tuple]]:
+    """Of each network the gradients of its layers, `(kernel, bias)`; the head's bias, and a layer of XLA's, are absent.
 
     Args:
       shape: the sizes.
       sums: of each of `Shape.parts`, `[networks, blocks, columns / 16, width, 16]`.
       scales: `[networks]`: what the gradients of the outputs were multiplied by.
-
-    Returns:
-      For each network, pairs of kernel and bias; the first one is absent if XLA computes that layer.
     """
-    wide = [jnp.moveaxis(part.sum(1), 1, 2).reshape(part.shape[0], shape.width, -1) for part in sums]
-    named = {}
-    for part, total in zip(shape.parts, wide, strict=True):
-        start = 0
+    named, ones = {}, shape.ones
+    for part, total in zip(shape.parts, sums, strict=True):
+        wide = jnp.moveaxis(total.sum(1), 1, 2).reshape(len(total), shape.width, -1) / scales[:, None, None]
         for name, layer, columns in part:
-            named[name, layer] = total[:, : shape.hidden, start : start + columns] / scales[:, None, None]
-            start += columns
-    gradients, ones = [], shape.ones
+            named[name, layer], wide = wide[:, : shape.hidden, :columns], wide[..., columns:]
+    gradients = []
     for network, outputs in enumerate(shape.outputs):
         layers = []
         if shape.inputs is not None:

@@ -1,6 +1,7 @@
 """What both kernels share: their grid, tiles of samples loaded in turns, products, activations."""
 
 import functools
+import math
 from collections.abc import Callable
 
 import jax
@@ -47,16 +48,9 @@ def activate(name: str, x: jax.Array) -> tuple[jax.Array, jax.Array | None]:
     if name == "silu":
         gate = 0.5 + 0.5 * jnp.tanh(0.5 * x)
         return x * gate, gate * (1.0 + x * (1.0 - gate))
-    root = 0.7978845608028654  # of 2 / pi
-    turn = jnp.tanh(root * (x + 0.044715 * x * x * x))
-    return 0.5 * x * (1.0 + turn), 0.5 * (1.0 + turn) + 0.5 * x * (1.0 - turn * turn) * root * (
-        1.0 + 3 * 0.044715 * x * x
-    )
-
-
-def has_own_slope(name: str) -> bool:
-    """Whether the derivative of the activation does not follow from its value."""
-    return name not in ("tanh", "relu")
+    root, cube = math.sqrt(2 / math.pi), 0.044715
+    gate = 0.5 + 0.5 * jnp.tanh(root * (x + cube * x * x * x))
+    return x * gate, gate * (1.0 + x * (1.0 - gate) * 2 * root * (1.0 + 3 * cube * x * x))
 
 
 def slope(name: str, value: jax.Array) -> jax.Array:
@@ -68,7 +62,7 @@ class Launch:
     """A grid of (seeds, networks, blocks): a block is a warpgroup, which takes tiles in turns."""
 
     def __init__(self, shape: Shape, seeds: int, samples: int, resident: int, copies: int):
-        """`resident` blocks are on a multiprocessor at once; a tile is read by so many `copies`."""
+        """So many blocks are `resident` on a multiprocessor at once; so many `copies` read a tile."""
         self.shape, self.networks, self.copies = shape, len(shape.outputs), copies
         self.tiles = -(-samples // SAMPLES)
         self.blocks = min(self.tiles, max(1, MULTIPROCESSORS * resident // (seeds * self.networks)))
@@ -85,18 +79,24 @@ class Launch:
             "ready": plgpu.Barrier(num_arrivals=max(copies, 1), num_barriers=2),
         }
 
-    def run(self, weights_memory, scratch, load: Callable, body: Callable) -> None:
-        """Runs `body(tile)` for each tile of this block, while `load(tile, memory, barrier)` fetches the next one."""
+    def run(self, inputs, weights, gradients, scratch, body: Callable) -> None:
+        """Runs `body(tile, memory)` for each tile of this block, and fetches the next one meanwhile."""
         seed, network, block = map(jax.lax.axis_index, ("seed", "network", "block"))
-        start = 0
+        start, ones, ready = 0, self.shape.ones, scratch["ready"]
         for rows, memory in zip(self.shape.sections, scratch["layers"], strict=True):
-            source = weights_memory.at[seed, network, pl.ds(start, rows)]
-            plgpu.copy_gmem_to_smem(source, memory, scratch["weights_ready"])
+            plgpu.copy_gmem_to_smem(weights.at[seed, network, pl.ds(start, rows)], memory, scratch["weights_ready"])
             start += rows
         number = jax.lax.div(self.tiles - block + self.blocks - 1, self.blocks)
 
         def fetch(turn, slot):
-            load(block + turn * self.blocks, scratch["tile"].at[slot], scratch["ready"].at[slot])
+            def copy(source, start, rows):  # rows and samples that are not there become 0
+                part = source.at[seed, pl.ds(0 * seed, rows), pl.ds((block + turn * self.blocks) * SAMPLES, SAMPLES)]
+                plgpu.copy_gmem_to_smem(part, scratch["tile"].at[slot, pl.ds(start, rows)], ready.at[slot])
+
+            if self.shape.inputs is not None:
+                copy(inputs, ones + 1, self.shape.read - ones - 1)
+            for index, gradient in enumerate(gradients):
+                pl.when(network == index)(functools.partial(copy, gradient, 0, ones))
 
         fetch(0, 0)
         plgpu.barrier_wait(scratch["weights_ready"])
@@ -106,21 +106,17 @@ class Launch:
             slot = jax.lax.rem(turn, 2)
             if self.copies:
                 pl.when(turn + 1 < number)(functools.partial(fetch, turn + 1, 1 - slot))
-                plgpu.barrier_wait(scratch["ready"].at[slot])
+                plgpu.barrier_wait(ready.at[slot])
             body(block + turn * self.blocks, scratch["tile"].at[slot])
 
     def prepare(self, tile, operand, scale=None) -> None:
         """Writes the operand of the products from a tile in float32; without a scale, gradients are 0."""
-        ones = self.shape.ones
-        x = plgpu.load(tile, layout=_ROWS, optimized=False)
+        x, ones = plgpu.load(tile, layout=_ROWS, optimized=False), self.shape.ones
         row = plgpu.broadcasted_iota(jnp.int32, x.shape, 0, layout=_ROWS)
-        gradients = 0.0 if scale is None else x * scale
-        first = jnp.where(row == ones, 1.0, gradients)
+        first = jnp.where(row == ones, 1.0, 0.0 if scale is None else x * scale)
         is_small = jnp.abs(x) < LARGEST_SMALL
         observed = 0.0 if self.shape.inputs is None else jnp.where(is_small, x * SMALL, 0.0)
-        small = jnp.where(row <= ones, first, observed)
-        operand[: self.shape.read] = small.astype(HALF)
+        operand[: self.shape.read] = jnp.where(row <= ones, first, observed).astype(HALF)
         if self.shape.inputs is not None:
-            big = jnp.where(is_small | (row <= ones), 0.0, x * BIG)
-            operand[self.shape.read :] = big.astype(HALF)
+            operand[self.shape.read :] = jnp.where(is_small | (row <= ones), 0.0, x * BIG).astype(HALF)
         plgpu.commit_smem()
