@@ -15,10 +15,10 @@ RESIDENT = 5
 
 @functools.lru_cache(None)
 def make(shape: Shape, seeds: int, samples: int):
-    """The kernel of (inputs, weights) -> outputs `[seeds, networks, samples rounded up, O rounded up]`.
+    """The kernel of (inputs, weights) -> outputs `[seeds, networks, samples, O rounded up]`; `samples` is n * 64.
 
     Inputs are observations `[seeds, D, samples]`, or, if XLA computes the first layer, what its activation is applied
-    to, `[seeds, samples, networks, width]`. `samples` is a multiple of 4, or of 64 in the second case.
+    to, `[seeds, samples, networks, width]`.
     """
     launch = Launch(shape, seeds, samples, RESIDENT, copies=0 if shape.inputs is None else 1)
     columns = round_up(shape.ones, 8)
@@ -48,7 +48,7 @@ def make(shape: Shape, seeds: int, samples: int):
 
     return plgpu.kernel(
         body,
-        out_type=jax.ShapeDtypeStruct((seeds, launch.networks, launch.tiles * SAMPLES, columns), jnp.float32),
+        out_type=jax.ShapeDtypeStruct((seeds, launch.networks, samples, columns), jnp.float32),
         scratch_types=launch.scratch,
         **launch.grid,
     )

@@ -48,17 +48,15 @@ def dense_networks(params: tuple[Layers, ...], observations: jax.Array, activati
 
         h_0 = observations,  h_i = activation(h_{i-1} @ kernel_i + bias_i),  output = h_L @ kernel_{L+1} + bias_{L+1}
 
-    Operands are float16, sums float32: the digits of XLA's default products on a GPU. Gradients compute the hidden
-    layers again; nothing but the arguments is kept for them.
+    Operands are float16, sums float32. Gradients compute the hidden layers again; only the arguments are kept for them.
 
     Args:
-      params: of each network its layers, each `(kernel [inputs, outputs], bias [outputs])`, float32; `unserved` says
-        which sizes there may be.
+      params: of each network its layers, each `(kernel [inputs, outputs], bias [outputs])`, float32.
       observations: `[N, D]` float32. An infinite one makes the outputs of its sample NaN.
       activation: one of `ACTIVATIONS`; GELU is the approximation by tanh.
 
     Raises:
-      ConfigError: in forward mode, `jax.jvp`.
+      ConfigError: for `jax.jvp`.
     """
     try:
         return _networks(params, observations, activation)
@@ -118,9 +116,7 @@ def _backward(activation, kept, gradients):
 _networks.defvjp(_forward, _backward, symbolic_zeros=True)
 
 
-@functools.lru_cache(None)
-def _make_shape(*sizes) -> Shape:
-    return Shape(*sizes)
+_make_shape = functools.lru_cache(None)(Shape)  # equal sizes are one object: kernels are kept by it
 
 
 def _shape(params, activation: str, first_by_xla: bool) -> Shape:
@@ -148,7 +144,7 @@ def _kernel(name: str, shape: Shape, *options: int) -> Callable:
     @jax.custom_batching.custom_vmap
     def call(inputs, weights, *scales_and_gradients):
         seeds, number = inputs.shape[:2]
-        even = round_up(number, SAMPLES if shape.inputs is None else 4)
+        even = round_up(number, SAMPLES)
 
         def padded(x):
             return jnp.pad(x, ((0, 0), (0, even - number), *((0, 0),) * (x.ndim - 2)))

@@ -64,7 +64,7 @@ class Launch:
     def __init__(self, shape: Shape, seeds: int, samples: int, resident: int, copies: int):
         """So many blocks are `resident` on a multiprocessor at once; so many `copies` read a tile."""
         self.shape, self.networks, self.copies = shape, len(shape.outputs), copies
-        self.tiles = -(-samples // SAMPLES)
+        self.tiles = samples // SAMPLES
         self.blocks = min(self.tiles, max(1, MULTIPROCESSORS * resident // (seeds * self.networks)))
         self.grid = {
             "grid": (seeds, self.networks, self.blocks),
@@ -89,7 +89,7 @@ class Launch:
         number = jax.lax.div(self.tiles - block + self.blocks - 1, self.blocks)
 
         def fetch(turn, slot):
-            def copy(source, start, rows):  # rows and samples that are not there become 0
+            def copy(source, start, rows):  # rows that are not there become 0
                 part = source.at[seed, pl.ds(0 * seed, rows), pl.ds((block + turn * self.blocks) * SAMPLES, SAMPLES)]
                 plgpu.copy_gmem_to_smem(part, scratch["tile"].at[slot, pl.ds(start, rows)], ready.at[slot])
 
