@@ -160,10 +160,6 @@ GIGPO = GRPO._replace(advantage=baselines.gigpo_advantage(), hyperparams=baselin
 MAX_RL = GRPO._replace(advantage=outcome(objectives.max_rl))
 # It is prime-rl's variant; clip_low=0.3, the largest change of a probability, is to be set.
 IPO = GRPO._replace(surrogate=_UNCLIPPED, penalties=(entropy_bonus,), step_mask=objectives.keep_near_behaviour)
-# The clip widths, such as 0.15, are to be set.
-DPPO_TV = GRPO._replace(
-    surrogate=with_hyperparams(objectives.truncated_surrogate), step_mask=objectives.keep_within_total_variation
-)
 # The paper learns values, from given data; here the members of a group are compared, on their own data.
 DRO = GRPO._replace(surrogate=_POLICY_GRADIENT, penalties=(objectives.k2_to_behaviour, entropy_bonus))
 # As in the paper, whose optimiser is Muon.
@@ -227,7 +223,6 @@ _TABLE = {
     "gigpo": (GIGPO, "2505.10978", "Compares episodes, and also members that stand in the same state"),
     "max_rl": (MAX_RL, "2602.02710", "The return relative to the group's, divided by the group's mean"),
     "ipo": (IPO, "2602.04879", "Steps whose probability changed too much are left out; no clip"),
-    "dppo_tv": (DPPO_TV, "2602.04879", "A trust region by total variation in place of the clip"),
     "dro": (DRO, "2405.19107", "The policy gradient with a squared penalty on the log-ratio"),
     "tpo": (TPO, "2604.06159", "Fits the probabilities of a group's members to a target, by cross-entropy"),
     "high_entropy": (HIGH_ENTROPY, "2506.01939", "Only the fifth of the steps with the highest entropy learns"),

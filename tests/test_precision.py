@@ -15,7 +15,6 @@ KEY = jax.random.key(0)
 MASK, TERMINATED, TRUNCATED = np.arange(T)[:, None] < RNG.integers(1, T + 1, N), *(RNG.random((2, T, N)) < 0.15)
 MASK, TERMINATED, TRUNCATED = (jnp.asarray(x) for x in (MASK, TERMINATED, TRUNCATED))
 CLIP = {"clip_low": 0.2, "clip_high": 3e-4}
-WIDTHS = {"low": 0.2, "high": 0.3}
 TRACE = {"discount": 0.9, "gae_lambda": 0.8}
 STEPS, FINALS, GROUPS, PARTS = (T, N), (F, N), (G, N // G), (3, G, N // G)
 
@@ -43,7 +42,7 @@ def given(name, number, *others, shape=STEPS, **options):
 
 OF_GROUPS = "group_normalized group_centered leave_one_out batch_normalized pass_at_k max_rl"
 OF_STEPS = "whiten scale_by_rms mean_over_steps mean_of_sequence_means mean_of_sequence_sums sum_over_horizon"
-OF_TWO = "truncated_surrogate weighted_sum value_loss unclipped_surrogate policy_gradient_surrogate sapo_surrogate"
+OF_TWO = "weighted_sum value_loss unclipped_surrogate policy_gradient_surrogate sapo_surrogate"
 OF_TWO += " k1 k2 k3 k3_from_behaviour k2_straight_through"
 # The function of arrays of real numbers, and the shapes of those.
 FUNCTIONS = dict(
@@ -54,7 +53,6 @@ FUNCTIONS = dict(
         given("length_weighted", 2, shape=GROUPS),
         given("process_supervised", 1, MASK, N // G),
         given("near_behaviour", 2, limit=0.1),
-        given("within_total_variation", 3, **WIDTHS),
         given("high_entropy", 1, MASK),
         given("on_policy_sequences", 3, MASK, limit=0.1),
         given("gae", 3, TERMINATED, TRUNCATED, **TRACE),

@@ -13,7 +13,7 @@ from grpo_jax.precision import at_least_float32
 from grpo_jax.types import Batch, Prediction
 
 __all__ = ["high_entropy", "keep_high_entropy", "keep_near_behaviour", "keep_on_policy_sequences"]
-__all__ += ["keep_within_total_variation", "near_behaviour", "on_policy_sequences", "within_total_variation"]
+__all__ += ["near_behaviour", "on_policy_sequences"]
 
 
 def near_behaviour(log_prob: jax.Array, behaviour_log_prob: jax.Array, *, limit: float) -> jax.Array:
@@ -28,19 +28,6 @@ def _change(log_prob: jax.Array, behaviour_log_prob: jax.Array) -> jax.Array:
     """p - b; 0 where rounding alone may have made it."""
     change = jnp.exp(at_least_float32(log_prob)) - jnp.exp(at_least_float32(behaviour_log_prob))
     return jnp.where(log_ratio_above_rounding(log_prob, behaviour_log_prob) == 0, 0.0, change)
-
-
-def within_total_variation(
-    log_prob: jax.Array, behaviour_log_prob: jax.Array, advantages: jax.Array, *, low: float, high: float
-) -> jax.Array:
-    """Steps that did not leave the trust region in the direction of their advantage, by total variation.
-
-        p - b <= high if A > 0, else p - b >= -low
-
-    DPPO (https://arxiv.org/abs/2602.04879): unlike a clip of the ratio, rare actions may change by large factors.
-    """
-    change = _change(log_prob, behaviour_log_prob)
-    return jnp.where(advantages > 0, change <= high, change >= -low)
 
 
 def high_entropy(entropy: jax.Array, mask: jax.Array, *, fraction: float = 0.2) -> jax.Array:
@@ -71,12 +58,6 @@ def on_policy_sequences(
 def keep_near_behaviour(prediction: Prediction, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
     """`near_behaviour`, within `clip_low` of the probability."""
     return near_behaviour(prediction.log_prob, batch.log_prob, limit=hyperparams.clip_low)
-
-
-def keep_within_total_variation(prediction: Prediction, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
-    """`within_total_variation`, of widths `clip_low` and `clip_high`."""
-    limits = {"low": hyperparams.clip_low, "high": hyperparams.clip_high}
-    return within_total_variation(prediction.log_prob, batch.log_prob, batch.advantage, **limits)
 
 
 def keep_high_entropy(prediction: Prediction, batch: Batch, hyperparams: Hyperparams) -> jax.Array:

@@ -21,7 +21,7 @@ from grpo_jax.precision import above_rounding, at_least_float32
 
 __all__ = ["DualClipHyperparams", "SapoHyperparams", "cispo_surrogate", "clip_fractions", "clipped_surrogate"]
 __all__ += ["TpoHyperparams", "policy_gradient_surrogate", "sapo_surrogate", "target_policy_surrogate"]
-__all__ += ["truncated_surrogate", "unclipped_surrogate"]
+__all__ += ["unclipped_surrogate"]
 
 
 def clipped_surrogate(
@@ -97,17 +97,6 @@ def cispo_surrogate(log_ratio: jax.Array, advantages: jax.Array, *, clip_low: fl
     """
     weight = jnp.clip(importance_ratio(jax.lax.stop_gradient(log_ratio)), 1.0 - clip_low, 1.0 + clip_high)
     return weight * policy_gradient_surrogate(log_ratio, advantages)
-
-
-def truncated_surrogate(log_ratio: jax.Array, advantages: jax.Array, *, limit: float = 20.0) -> jax.Array:
-    """The policy gradient weighted by the ratio up to a limit; a `step_mask` is then the trust region.
-
-        sg(min(ratio, limit)) A log pi
-
-    DPPO (https://arxiv.org/abs/2602.04879).
-    """
-    # min(ratio, limit) = clip(ratio, 1 - 1, 1 + (limit - 1)), as no ratio is negative
-    return cispo_surrogate(log_ratio, advantages, clip_low=1.0, clip_high=limit - 1.0)
 
 
 def sapo_surrogate(

@@ -17,7 +17,6 @@ ALGORITHM_SETTINGS = {
     "ppo": {"num_envs": 32, "num_minibatches": 16, "entropy_coef": 0.01},
     "dapo": {"clip_high": 0.28},
     "ipo": {"clip_low": 0.3},  # prime-rl's
-    "dppo_tv": {"clip_low": 0.15, "clip_high": 0.15},
     "tpo": {"num_minibatches": 4},  # of whole groups, of which there are 8
     **IN_GROUPS,
 }

@@ -84,7 +84,7 @@ def test_real_groups_solve_cartpole_within_1000_episodes():
 
 
 NEW_NAMES = ("grpo_per_sequence", "gspo_token", "luspo", "lite_ppo", "two_sided_clip", "gigpo", "max_rl", "ipo")
-NEW_NAMES += ("dppo_tv", "dro", "high_entropy", "off_policy_mask")
+NEW_NAMES += ("dro", "high_entropy", "off_policy_mask")
 
 
 @pytest.mark.parametrize("name", NEW_NAMES)

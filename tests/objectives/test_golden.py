@@ -50,8 +50,9 @@ OF_A_SAMPLER = {
     *("verl/loss_gspo_rollout_weights", "verl/loss_geo_mean_rollout_weights"),
     *(f"verl/loss_bypass_{k}" for k in range(6)),
 }
-NOT_HERE = "verl/loss_clip_cov verl/loss_kl_cov verl/optimal_token verl/tir_optimal_token verl/loss_dppo_kl".split()
-NOT_HERE += "verl/loss_geo_mean trl/loss_gmpo trl/loss_vespo trl/vespo_weights".split()
+NOT_HERE = "verl/loss_clip_cov verl/loss_kl_cov verl/optimal_token verl/tir_optimal_token verl/loss_dppo".split()
+NOT_HERE += "verl/loss_geo_mean prime_rl/loss_dppo prime_rl/loss_ref_kl".split()
+NOT_HERE += "trl/loss_gmpo trl/loss_vespo trl/vespo_weights".split()
 UNKNOWN = {
     "trl/loss_luspo/token": "masked steps enter that loss, which they never do here",
     "prime_rl/grpo_length_penalty": "no length penalty of this form in the library",
@@ -73,7 +74,7 @@ def of_kinds(kinds):
 
 def test_every_case_is_covered():
     assert [len(cases) for cases in ALL] == [102, 292]
-    assert sum(map(len, CASES.values())) == 272
+    assert sum(map(len, CASES.values())) == 258
     kinds = {kind.partition("@")[0] for kind in CASES}
     assert kinds == LOSSES | ADVANTAGES.keys() | OTHERS.keys() | {"verl/value_loss"}
 
@@ -150,19 +151,9 @@ def valued(surrogate, d, a, b):
 def objective(kind, p, a, x, mask, s):
     """The published objective before the penalties, composed from the public functions."""
     d, b = p - x["old_log_prob"], x["old_log_prob"]
-    sign = {"low": clip_of(s)["clip_low"], "high": clip_of(s)["clip_high"]} if "scale" not in s else {}
     match "loss_sapo" if s.get("loss_type") == "sapo" else kind.split("/")[1]:
         case "loss_ipo":
             return o.unclipped_surrogate(d, s["adv_tau"] * a) * o.near_behaviour(p, b, limit=s["ipo_threshold"])
-        case "loss_dppo_kl" if "dppo_mask_low" in s:
-            keep = o.within_total_variation(p, b, a, low=s["dppo_mask_low"], high=s["dppo_mask_high"])
-            return o.unclipped_surrogate(d, s["adv_tau"] * a) * keep
-        case "loss_ref_kl":
-            a = jax.lax.stop_gradient(x["ref_log_prob"] - p)
-            return o.unclipped_surrogate(d, a) * o.within_total_variation(p, b, -jnp.abs(a), low=0.2, high=0.0)
-        case "loss_dppo_tv":
-            limit, keep = s.get("clip_ratio_c", 20.0), o.within_total_variation(p, b, a, **sign)
-            return valued(functools.partial(o.truncated_surrogate, limit=limit), d, a, b) * keep
         case "loss_dro":
             return o.policy_gradient_surrogate(p, a) - s["dro_beta"] * o.k2(p, b)
         case "loss_sapo":

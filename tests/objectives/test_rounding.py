@@ -23,8 +23,6 @@ def beside(x, change):
 
 
 LOG_PROB = np.float32([-0.5, -1.0, -2.0, -0.5, -1.0, -30.0])
-LIMIT = {"low": 0.0, "high": 0.0}
-SIGNS = np.float32([1, -1, 1, -1, 1, -1])
 PENALTIES = {
     "k1": objectives.k1,
     "k2": objectives.k2,
@@ -37,7 +35,6 @@ PENALTIES = {
 }
 KEPT = {  # at a limit of 0, all that has not moved is kept
     "near_behaviour": lambda p, q: objectives.near_behaviour(p, q, limit=0.0),
-    "within_total_variation": lambda p, q: objectives.within_total_variation(p, q, SIGNS, **LIMIT),
     "on_policy_sequences": lambda p, q: objectives.on_policy_sequences(
         p[:, None], q[:, None], -jnp.ones((6, 1)), jnp.ones((6, 1)), limit=0.0
     ),
