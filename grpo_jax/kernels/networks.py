@@ -14,7 +14,7 @@ ACTIVATIONS = ("tanh", "relu", "silu", "swish", "gelu")
 MOST_HIDDEN_LAYERS = 3
 WIDTHS = range(16, 129, 16)
 MOST_OUTPUTS = 31  # of a network
-MOST_INPUTS = 50  # of the kernels: XLA computes the first product of more
+MOST_READ = 64  # rows that a kernel reads, of outputs and inputs: XLA computes the first product of more
 TARGET = 32.0  # for the largest scaled gradient of an output, far from both ends of float16
 
 Layers = tuple[tuple[jax.Array, jax.Array], ...]  # of a network: kernel [inputs, outputs] and bias [outputs]
@@ -39,6 +39,8 @@ def unserved(layer_sizes: Sequence[Sequence[int]], activation: str) -> str | Non
         return f"they take 1 to {MOST_HIDDEN_LAYERS} hidden layers"
     if len(widths) > 1 or not widths <= set(WIDTHS):
         return f"hidden layers {next(iter(hidden))} are not of one width of {WIDTHS[0]}, {WIDTHS[1]}, ... {WIDTHS[-1]}"
+    if len(*hidden) == 3 and max(widths) > 64:
+        return "three hidden layers have up to 64 units"
     most = max(sizes[-1] for sizes in layer_sizes)
     return f"{most} outputs of a network are more than {MOST_OUTPUTS}" if most > MOST_OUTPUTS else None
 
@@ -71,7 +73,7 @@ def dense_networks(params: tuple[Layers, ...], observations: jax.Array, activati
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _networks(params, observations, activation):
-    shape = _shape(params, activation, observations.shape[1] > MOST_INPUTS)
+    shape = _shape(params, activation, False)
     inputs, _ = _inputs(shape, params, observations)
     result = _kernel("forward", shape)(inputs[None], packed(shape, params)[None])[0]
     return tuple(
@@ -83,16 +85,15 @@ def _networks(params, observations, activation):
 def _forward(params, observations, activation):
     params = jax.tree.map(lambda each: each.value, params, is_leaf=lambda each: hasattr(each, "perturbed"))
     # The kernels give no gradient of observations: where it is needed, XLA computes the first layer.
-    first_by_xla = observations.perturbed or observations.value.shape[1] > MOST_INPUTS
-    kept = params, observations.value, () if first_by_xla else None, () if observations.perturbed else None
+    kept = params, observations.value, () if observations.perturbed else None
     return _networks(params, observations.value, activation), kept
 
 
 def _backward(activation, kept, gradients):
-    params, observations, first_by_xla, perturbed = kept
+    params, observations, perturbed = kept
     is_zero = jax.custom_derivatives.SymbolicZero
     gradients = [jnp.zeros(each.shape, each.dtype) if isinstance(each, is_zero) else each for each in gradients]
-    shape = _shape(params, activation, first_by_xla is not None)
+    shape = _shape(params, activation, perturbed is not None)
     largest = jnp.stack([jnp.max(jnp.abs(each)) for each in gradients])
     scales = jnp.exp2(jnp.round(jnp.log2(TARGET / jnp.clip(largest, 1e-30, 1e30))))
     inputs, kernel = _inputs(shape, params, observations)
@@ -123,6 +124,7 @@ def _shape(params, activation: str, first_by_xla: bool) -> Shape:
     inputs, hidden = params[0][0][0].shape
     outputs = tuple(layers[-1][0].shape[1] for layers in params)
     activation = "silu" if activation == "swish" else activation
+    first_by_xla |= round_up(max(outputs) + 1 + inputs, 8) > MOST_READ
     return _make_shape(None if first_by_xla else inputs, hidden, len(params[0]) - 1, outputs, activation)
 
 

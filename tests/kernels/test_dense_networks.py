@@ -147,6 +147,7 @@ def test_jvp_says_what_to_do(interpreted):
         ([(4, 2)], "tanh", "1 to 3 hidden"),
         ([(4, 64, 32, 2)], "tanh", "of one width"),
         ([(4, 20, 2)], "tanh", "of one width"),
+        ([(4, 80, 80, 80, 2)], "tanh", "up to 64 units"),
         ([(4, 64, 32)], "tanh", "more than 31"),
     ],
 )
