@@ -67,9 +67,30 @@ def weighted_sum(values: jax.Array, weights: jax.Array) -> jax.Array:
     The gradient into an ignored value is exactly 0. If that value came from a NaN, the chain rule beyond it may still
     give NaN: replace masked *inputs*, as `grpo_loss` does. Weights get no gradient.
     """
+    return jnp.sum(weighted(values, weights))
+
+
+def weighted(values: jax.Array, weights: jax.Array) -> jax.Array:
+    """The terms of `weighted_sum`."""
     chex.assert_equal_shape([values, weights])
     values, weights = at_least_float32(values), at_least_float32(weights)
-    return jnp.sum(weights * jnp.where(weights == 0, 0.0, values))
+    return weights * jnp.where(weights == 0, 0.0, values)
+
+
+@jax.custom_jvp
+def sums(arrays: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    """The sums of arrays of one shape: on an accelerator in one pass over all of them, a kernel instead of many."""
+
+    def in_one_pass(*arrays):
+        zeros = tuple(jnp.zeros((), array.dtype) for array in arrays)
+        return jax.lax.reduce(arrays, zeros, lambda x, y: tuple(map(jnp.add, x, y)), range(arrays[0].ndim))
+
+    return jax.lax.platform_dependent(*arrays, cpu=lambda *arrays: tuple(map(jnp.sum, arrays)), default=in_one_pass)
+
+
+@sums.defjvp
+def _sums_jvp(primals, tangents):
+    return sums(*primals), tuple(map(jnp.sum, tangents[0]))
 
 
 def missing() -> float:

@@ -9,7 +9,7 @@ from grpo_jax.config import Config
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.divergences import k3, k3_from_behaviour
 from grpo_jax.objectives.ratios import importance_ratio
-from grpo_jax.objectives.reductions import weighted_sum
+from grpo_jax.objectives.reductions import sums, weighted
 from grpo_jax.policies import Policy
 from grpo_jax.policies.sampling import mask_actions, score
 from grpo_jax.types import Batch, Metrics, Prediction, PyTree
@@ -104,9 +104,9 @@ def loss(
 
     weighed = [*means.values(), *losses.values(), *penalties]
     weights = [per_step] * len(means) + [batch.weight] * (len(losses) + len(penalties))
-    sums = list(map(weighted_sum, weighed, weights))
-    metrics = dict(zip([*means, *losses], sums, strict=False))
-    total = metrics["loss/policy"] + sum(sums[len(means) + len(losses) :])
+    totals = sums(tuple(map(weighted, weighed, weights)))
+    metrics = dict(zip([*means, *losses], totals, strict=False))
+    total = metrics["loss/policy"] + sum(totals[len(means) + len(losses) :])
     if algorithm.critic is not None:
         total += hyperparams.value_coef * metrics["loss/value"]
     return total, metrics | {RATIO_MAX: jnp.max(importance_ratio(log_ratio), where=batch.mask, initial=0.0)}
