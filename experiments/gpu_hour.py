@@ -174,7 +174,8 @@ def main(arguments: Arguments) -> None:
     for piece, names in pieces.items():
         names = [name for name in names if (device, piece, name) not in measured(out)]
         if names and time.monotonic() < until:
-            run = Run(piece, names, out, min(until, time.monotonic() + LONGEST), arguments.smoke, where)
+            its_end = until if arguments.smoke else min(until, time.monotonic() + LONGEST)
+            run = Run(piece, names, out, its_end, arguments.smoke, where)
             process = multiprocessing.get_context("spawn").Process(target=measure, args=(run,))
             process.start()
             process.join(run.until - time.monotonic() + 2 * TIMING)
