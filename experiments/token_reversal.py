@@ -1,8 +1,8 @@
 """Target policy optimisation (TPO) on its own task, beside more opponents: `python -m experiments.token_reversal`.
 
 Random bits are to be written backwards, and only a completion without a mistake is rewarded. All methods sample equally
-much and have equal trials of the learning rate and of the number of epochs, at the first length, on other seeds. The
-paper's sizes: `--lengths 7 8 9 10 --num-prompts 100 --num-iterations 2000 --network transformer --width 64`.
+much and have equal trials of the learning rate and of the number of epochs, on other seeds. The paper's sizes:
+`--trial-length 7 --lengths 7 8 9 10 --num-prompts 100 --num-iterations 2000 --network transformer`.
 """
 
 import dataclasses
@@ -42,8 +42,10 @@ RATES, EPOCHS = (3e-3, 1e-2, 3e-2, 1e-1), (1, 4)
 class Arguments:
     """Trains TPO and its opponents to write random bits backwards, rewarded only for whole completions."""
 
-    lengths: tuple[Count, ...] = (6, 7)
+    lengths: tuple[Count, ...] = (7, 8)
     """Bits of a prompt and of its completion."""
+    trial_length: Count = 6
+    """That at which learning rates and numbers of epochs are tried."""
     num_prompts: Count = 16
     """Prompts of an iteration, with 8 completions each."""
     num_iterations: Count = 300
@@ -200,7 +202,7 @@ def main(arguments: Arguments) -> None:
     tried, rows = {name: [] for name in ("TPO", *OPPONENTS)}, {}
     for num_epochs in EPOCHS:
         for name, settings in tried.items():
-            errors = measured("trials", name, arguments.lengths[0], num_epochs, *trials)
+            errors = measured("trials", name, arguments.trial_length, num_epochs, *trials)
             last, whole = np.reshape(errors, (2, len(RATES), -1)).mean(axis=2)
             settings += zip(np.round(last, 2), whole, RATES, [num_epochs] * len(RATES), strict=True)
     for length in arguments.lengths:
