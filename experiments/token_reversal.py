@@ -191,31 +191,31 @@ def main(arguments: Arguments) -> None:
         if label not in results[part]:
             results[part][label] = errors_of(arguments, name, length, num_epochs, *of)
             write_json(arguments.out / SUMMARY, results)
-            console.print(
-                f"{datetime.now():%H:%M} {part}: {label}: {np.mean(results[part][label], axis=1)}", soft_wrap=True
-            )
+            means = np.mean(results[part][label], axis=1)
+            console.print(f"{datetime.now():%H:%M} {part}: {label}: {means}", soft_wrap=True)
         return np.array(results[part][label])
 
     key_trials, key_final = jax.random.split(jax.random.key(arguments.seed))
     trials = np.repeat(RATES, num_trials), jnp.tile(jax.random.split(key_trials, num_trials), len(RATES))
     arguments.out.mkdir(parents=True, exist_ok=True)
-    tried, rows = {name: [] for name in ("TPO", *OPPONENTS)}, {}
+    tried, rows = {name: [] for name in ("TPO", *OPPONENTS)}, []
     for num_epochs in EPOCHS:
         for name, settings in tried.items():
             errors = measured("trials", name, arguments.trial_length, num_epochs, *trials)
             last, whole = np.reshape(errors, (2, len(RATES), -1)).mean(axis=2)
             settings += zip(np.round(last, 2), whole, RATES, [num_epochs] * len(RATES), strict=True)
+    for name, settings in tried.items():
+        _, _, rate, num_epochs = min(settings)
+        rows.append([name, *(f"{100 * error:.0f}" for error, *_ in settings), f"{rate:g}, {num_epochs}"])
     for length in arguments.lengths:
-        for name, settings in tried.items():
+        for row, settings in zip(rows, tried.values(), strict=True):
             _, _, rate, num_epochs = min(settings)
-            errors = measured("errors", name, length, num_epochs, rate, jax.random.split(key_final, num_seeds))
+            errors = measured("errors", row[0], length, num_epochs, rate, jax.random.split(key_final, num_seeds))
             drawn = np.random.default_rng(0).choice(errors[0], (2000, num_seeds)).mean(axis=1)
-            numbers = (100 * x for x in (errors[0].mean(), *percentiles(drawn), errors[1].mean()))
-            rows.setdefault(name, [name, f"{rate:g}, {num_epochs}"]).append(
-                "{:.1f} [{:.1f}, {:.1f}], {:.0f}".format(*numbers)
-            )
-    header = ["method", "rate, epochs", *(f"length {length}" for length in arguments.lengths)]
-    write_markdown(arguments.out / TABLE, header, [*rows.values()])
+            last, low, high, whole = (100 * x for x in (errors[0].mean(), *percentiles(drawn), errors[1].mean()))
+            row.append(f"{last:.1f} [{low:.1f}, {high:.1f}], {whole:.0f}")
+    header = ["method", *(f"{rate:g}, {num_epochs}" for num_epochs in EPOCHS for rate in RATES), "chosen"]
+    write_markdown(arguments.out / TABLE, header + [f"length {length}" for length in arguments.lengths], rows)
     console.print((arguments.out / TABLE).read_text(), f"Results in {arguments.out}", soft_wrap=True)
 
 
