@@ -36,8 +36,8 @@ class Algorithm(NamedTuple):
     critic: Annotated[Callable | None, "(values, targets, behaviour_values, hyperparams) -> loss [S, N]"]
     # the steps whose surrogate counts; None: all
     step_mask: Annotated[Callable | None, "(prediction, batch, hyperparams) -> bool [S, N]"] = None
-    # to be maximised in place of ratio and surrogate, in minibatches of whole groups, of whose K members it gets the
-    # sums of log-probabilities and the mean advantages
+    # maximised in place of ratio and surrogate, in minibatches of whole groups; it gets each member's log-probability,
+    # summed over its steps, and its mean advantage, each [G, K]
     group_surrogate: Annotated[
         Callable | None, "(log_prob, behaviour_log_prob, advantage, valid, hyperparams) -> [G]"
     ] = None

@@ -227,11 +227,12 @@ class Config(KnownFields):
 
     @property
     def networks_by(self) -> str | None:
-        """On the plan "hopper", what computes the networks: its kernel, or XLA and why; None on other plans."""
+        """On the plan "hopper", what computes the networks on a GPU: its kernel, or XLA and why; else None."""
         if not self.plan.hopper_kernels:
             return None
         reason = reason_for_xla(self.network, self.env.observation, self.policy.distribution, self.policy.has_critic)
-        return "Hopper kernel" if reason is None else f"XLA ({reason})"
+        here = "" if jax.default_backend() == "gpu" else "; without a GPU, XLA"
+        return f"Hopper kernel{here}" if reason is None else f"XLA ({reason})"
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickles the fields alone: what was made of them (functions, programs) is made again."""

@@ -76,8 +76,8 @@ class Hyperparams(KnownFields, struct.PyTreeNode):
     gae_lambda: float = number(0.95, SHARE)
     """Trace of generalised advantage estimation: 0 is the one-step error, 1 is return minus value."""
     critic_lambda: float | None = number(None, SHARE)
-    """Trace of the critic's targets, apart from that of advantages (VAPO, https://arxiv.org/abs/2504.05118); None: the
-    critic learns the advantages plus its values."""
+    """Lambda of the critic's targets, as gae_lambda is of advantages (VAPO, https://arxiv.org/abs/2504.05118); None:
+    targets are advantages plus values."""
     clip_low: float = number(0.2, NOT_NEGATIVE, limit=True)
     """The probability ratio is clipped from below at 1 - clip_low, so not at all with 1 or more."""
     clip_high: float = number(0.2, NOT_NEGATIVE, limit=True)

@@ -13,6 +13,7 @@ What XLA chooses while it compiles for a platform, or what holds on all of them:
 | `policies/dense.py`, `product` | a kernel's gradient has its smaller operand transposed on a CPU, behind barriers |
 | `policies/hopper.py` | on the plan "hopper": the kernel for CUDA, XLA's products for other platforms |
 | `objectives/returns.py` | the loop over returns is unrolled, but not on a CPU |
+| `objectives/reductions.py` | the sums of a loss and its metrics are one pass, but not on a CPU |
 | `updates/loss.py`, `updates/minibatches.py` | barriers, without which XLA computes a gather or a loss several times |
 | `updates/optimizers.py` | small parameters are one vector for the optimiser: less to compile |
 | `rollouts/resets.py`, `updates/epochs.py` | environments that are split over devices: no branch, one gather |
@@ -43,7 +44,7 @@ class ExecutionPlan:
     steps_per_check: int = 0
     """Rollouts of one episode each stop when all have ended: the most steps between two checks; 0: they do not stop."""
     hopper_kernels: bool = False
-    """Small dense networks are the kernel of `grpo_jax.kernels`, where it serves them; `Config.networks_by` says so."""
+    """A kernel of `grpo_jax.kernels` computes the networks that it serves; `Config.networks_by` says whether."""
 
 
 CPU = ExecutionPlan(
@@ -86,9 +87,7 @@ def resolve_plan(plan: str | ExecutionPlan) -> ExecutionPlan:
     backend = jax.default_backend()
     kind = jax.devices()[0].device_kind if backend == "gpu" else ""
     is_hopper = re.search(r"\bG?H[12]00\b", kind) is not None
-    if plan == "hopper":
-        if kind and not is_hopper:
-            raise ConfigError(f"execution_plan='hopper' is for an H100, H200 or GH200, and this is {kind}; use 'auto'")
-        return HOPPER
+    if plan == "hopper" and kind and not is_hopper:
+        raise ConfigError(f"execution_plan='hopper' is for an H100, H200 or GH200, and this is {kind}; use 'auto'")
     has_kernels = is_hopper and tuple(map(int, jax.__version__.split(".")[:2])) >= (0, 11)
-    return HOPPER if has_kernels else PLANS.get(backend, GPU)
+    return HOPPER if plan == "hopper" or has_kernels else PLANS.get(backend, GPU)

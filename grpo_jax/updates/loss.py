@@ -75,7 +75,7 @@ def loss(
         if algorithm.group_surrogate is None:
             objective = algorithm.surrogate(log_ratio, batch.advantage, hyperparams)
         else:
-            objective = of_groups(config, step_log_ratio + batch.log_prob, batch, hyperparams)
+            objective = group_objective(config, step_log_ratio + batch.log_prob, batch, hyperparams)
         objective = check_shape("surrogate", objective, batch.mask)
         if algorithm.step_mask is not None:
             kept = check_shape("step_mask", algorithm.step_mask(prediction, batch, hyperparams), batch.mask)
@@ -112,7 +112,7 @@ def loss(
     return total, metrics | {RATIO_MAX: jnp.max(importance_ratio(log_ratio), where=batch.mask, initial=0.0)}
 
 
-def of_groups(config: Config, log_prob: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
+def group_objective(config: Config, log_prob: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
     """`[S, N]`: what `group_surrogate` gives for a group, on all steps of its members.
 
     The weights of `mean_of_sequence_means` make of it the mean over groups, of which all members are valid.
