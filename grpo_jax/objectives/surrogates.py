@@ -159,8 +159,8 @@ def target_policy_surrogate(
     target, policy = jax.nn.softmax(logits)
     value = jnp.sum(target * jnp.where(valid & (target > 0), jax.nn.log_softmax(logits)[1], 0.0), axis=-1)
     # The slope as a difference of two like numbers is exactly 0 where they are equal; Adam would enlarge its rounding.
-    slope = jnp.where(valid, target - policy, 0.0)
-    return value + jnp.sum(slope * (log_prob - jax.lax.stop_gradient(log_prob)), axis=-1)
+    slope = target - policy
+    return value + jnp.sum(slope * (log_prob - jax.lax.stop_gradient(log_prob)), axis=-1, where=valid)
 
 
 class TpoHyperparams(Hyperparams):

@@ -30,7 +30,7 @@ def test_tpo_is_a_cross_entropy_whose_gradient_is_the_distance_to_the_target(sca
     log_prob, behaviour, advantages = rng.normal(size=(3, 5, 7)) * [[[3]], [[3]], [[scale]]] - [[[20]], [[25]], [[0]]]
     valid = rng.random((5, 7)) < 0.8
     advantages[0], valid[1], valid[2] = 0, False, np.arange(7) == 3  # equals, nobody, and one alone
-    inputs = [np.float32(each) for each in (log_prob, behaviour, advantages)]
+    inputs = [np.float32(np.where(valid, each, np.nan)) for each in (log_prob, behaviour, advantages)]
     log_prob, behaviour, advantages = map(np.float64, inputs)
 
     def total(*inputs):
