@@ -1,13 +1,10 @@
 import types
 
-import jax
 import numpy as np
 import pytest
 
-from experiments.per_step_groups import GR2PO, OWN_STARTS, per_step_normalized
-from grpo_jax import Config, Hyperparams, make_init
-from grpo_jax.policies import MLP
-from grpo_jax.rollouts.rollout import Simulator
+from experiments.per_step_groups import per_step_normalized
+from grpo_jax import Hyperparams
 
 T, GROUPS, MEMBERS = 7, 3, 5
 
@@ -34,11 +31,3 @@ def test_returns_to_go_are_compared_at_each_step(scale):
     expected[:, 0] = 0
     assert (expected[3:, 1] == 0).all() and not np.asarray(actual).reshape(T, GROUPS, MEMBERS)[:, 0].any()
     np.testing.assert_allclose(actual, expected.reshape(T, -1), rtol=1e-4, atol=1e-5)
-
-
-def test_a_group_of_all_environments_has_many_starts():
-    algorithm = GR2PO._replace(start=OWN_STARTS)
-    config = Config("Pendulum-v1", algorithm=algorithm, num_envs=4, group_size=4, num_minibatches=1, network=MLP((4,)))
-    state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams())
-    begun = OWN_STARTS.begin(Simulator(config.env, config.policy, state.params), state.rollout, state.key, 4)
-    assert config.num_groups == 1 and len(np.unique(begun.observation, axis=0)) == 4
