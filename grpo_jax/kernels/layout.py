@@ -20,7 +20,6 @@ import jax.numpy as jnp
 SAMPLES = 64  # of a tile
 HALF = jnp.float16
 SMALL, BIG, LARGEST_SMALL = 2.0**6, 2.0**-10, 512.0
-REGISTERS = 128  # of a thread, for the sums of a backward kernel
 
 
 def round_up(number: int, multiple: int) -> int:
@@ -32,12 +31,7 @@ class Shape:
     """The sizes of one or two networks, static."""
 
     def __init__(self, inputs: int | None, hidden: int, depth: int, outputs: tuple[int, ...], activation: str):
-        """Without `inputs`, kernels begin with what XLA's first product gives to the first activation.
-
-        Sums are what the gradient consists of: ("head", last layer): its outputs by the few rows; ("kernel", layer):
-        outputs of the layer before by gradients of this one; ("bias", layer): gradients of this layer by the few rows;
-        ("first", 0): gradients of the first layer by all rows. With each comes its number of columns.
-        """
+        """Without `inputs`, kernels begin with what XLA's first product gives to the first activation."""
         self.inputs, self.hidden, self.depth, self.outputs, self.activation = inputs, hidden, depth, outputs, activation
         self.width = round_up(hidden, 64)  # products have 64 rows; units beyond `hidden` are 0
         self.ones = max(outputs)
@@ -45,58 +39,25 @@ class Shape:
         self.read = self.few if inputs is None else round_up(self.ones + 1 + inputs, 8)  # rows that a kernel reads
         self.rows = self.few if inputs is None else 2 * self.read
         self.stored = 1.0 if activation == "tanh" else 2.0**-4  # factor of hidden outputs, which could exceed float16
-        given = [] if inputs is None else [("first", 0, self.rows)]
-        later = [each for i in range(depth - 1, 0, -1) for each in (("kernel", i, self.width), ("bias", i, self.few))]
         # Rows of a network's weights: the first layer, kernel and bias of each later one, the transposed head.
-        self.sections = (*[self.rows] * len(given), *(self.width, self.few) * (depth - 1), self.few)
-        self.parts = [[]]  # the sums of each backward kernel, as many as a thread has registers for
-        for each in [("head", depth - 1, self.few), *later, *given]:
-            if sum(columns for *_, columns in [*self.parts[-1], each]) * self.width > 128 * REGISTERS:
-                self.parts.append([])
-            self.parts[-1].append(each)
+        self.sections = (*[self.rows] * (inputs is not None), *(self.width, self.few) * (depth - 1), self.few)
+        self.registers = sum(self.sections) * self.width // 128  # of each thread, for the weights' gradients
 
 
 def packed(shape: Shape, params: tuple) -> jax.Array:
-    """The weights of all networks, `[networks, rows, width]` float16, in the order of `Shape.sections`."""
+    """The weights that a kernel reads, `[networks, rows, width]` in the order of `Shape.sections`; linear."""
 
     def at(row, rows, kernel):  # as the given row of a section
         return jnp.pad(kernel, ((row, rows - row - kernel.shape[0]), (0, shape.width - kernel.shape[1])))
 
     def sections(layers):
-        (first, bias), *later, (head, _) = layers
+        *later, (head, _) = layers
         if shape.inputs is not None:
+            (first, bias), *later = later
             yield at(shape.ones, shape.read, jnp.concatenate([bias[None], first / SMALL]))
             yield at(shape.ones + 1, shape.read, first / BIG)
         for kernel, bias in later:
             yield from (at(0, shape.width, kernel / shape.stored), at(shape.ones, shape.few, bias[None]))
         yield at(0, shape.few, head.T / shape.stored)
 
-    return jnp.stack([jnp.concatenate(list(sections(layers))) for layers in params]).astype(HALF)
-
-
-def unpacked(shape: Shape, sums: list[jax.Array], scales: jax.Array) -> list[list[tuple]]:
-    """Of each network the gradients of its layers, `(kernel, bias)`; the head's bias, and a layer of XLA's, are absent.
-
-    Args:
-      shape: the sizes.
-      sums: of each of `Shape.parts`, `[networks, blocks, columns / 16, width, 16]`.
-      scales: `[networks]`: what the gradients of the outputs were multiplied by.
-    """
-    named, ones = {}, shape.ones
-    for part, total in zip(shape.parts, sums, strict=True):
-        wide = jnp.moveaxis(total.sum(1), 1, 2).reshape(len(total), shape.width, -1) / scales[:, None, None]
-        for name, layer, columns in part:
-            named[name, layer], wide = wide[:, : shape.hidden, :columns], wide[..., columns:]
-    gradients = []
-    for network, outputs in enumerate(shape.outputs):
-        layers = []
-        if shape.inputs is not None:
-            first = named["first", 0][network]
-            small, big = (first[:, start + ones + 1 :][:, : shape.inputs] for start in (0, shape.read))
-            layers = [((small / SMALL + big / BIG).T, first[:, ones])]
-        for layer in range(1, shape.depth):
-            kernel = named["kernel", layer][network, :, : shape.hidden] / shape.stored
-            layers.append((kernel, named["bias", layer][network, :, ones]))
-        head = named["head", shape.depth - 1][network, :, :outputs] / shape.stored
-        gradients.append([*layers, (head, None)])
-    return gradients
+    return jnp.stack([jnp.concatenate(list(sections(layers))) for layers in params])

@@ -2,19 +2,18 @@
 
 import functools
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 
 from grpo_jax.errors import ConfigError
-from grpo_jax.kernels.layout import SAMPLES, Shape, packed, round_up, unpacked
+from grpo_jax.kernels.layout import HALF, SAMPLES, Shape, packed, round_up
 
 ACTIVATIONS = ("tanh", "relu", "silu", "swish", "gelu")
-MOST_HIDDEN_LAYERS = 3
-WIDTHS = range(16, 129, 16)
+MOST_UNITS = {1: 128, 2: 64}  # by the number of hidden layers: gradients of more weights exceed a thread's registers
 MOST_OUTPUTS = 31  # of a network
-MOST_READ = 64  # rows that a kernel reads, of outputs and inputs: XLA computes the first product of more
+MOST_REGISTERS = 88  # of a thread for the weights' gradients: XLA computes the first product of more
 TARGET = 32.0  # for the largest scaled gradient of an output, far from both ends of float16
 
 Layers = tuple[tuple[jax.Array, jax.Array], ...]  # of a network: kernel [inputs, outputs] and bias [outputs]
@@ -27,20 +26,15 @@ def unserved(layer_sizes: Sequence[Sequence[int]], activation: str) -> str | Non
       layer_sizes: of each network, the number of inputs, the widths of the hidden layers, and the number of outputs.
       activation: the name of the function after each hidden layer.
     """
-    hidden = {tuple(sizes[1:-1]) for sizes in layer_sizes}
-    widths = set().union(*hidden)
     if tuple(map(int, jax.__version__.split(".")[:2])) < (0, 11):
         return f"they need jax 0.11, and this is {jax.__version__}"
     if activation not in ACTIVATIONS:
         return f"the activation {activation} is none of {', '.join(ACTIVATIONS)}"
-    if not 1 <= len(layer_sizes) <= 2 or len({sizes[0] for sizes in layer_sizes}) > 1 or len(hidden) > 1:
+    if not 1 <= len(layer_sizes) <= 2 or len({tuple(sizes[:-1]) for sizes in layer_sizes}) > 1:
         return "they take one network, or two of the same inputs and hidden layers"
-    if not 1 <= len(*hidden) <= MOST_HIDDEN_LAYERS:
-        return f"they take 1 to {MOST_HIDDEN_LAYERS} hidden layers"
-    if len(widths) > 1 or not widths <= set(WIDTHS):
-        return f"hidden layers {next(iter(hidden))} are not of one width of {WIDTHS[0]}, {WIDTHS[1]}, ... {WIDTHS[-1]}"
-    if len(*hidden) == 3 and max(widths) > 64:
-        return "three hidden layers have up to 64 units"
+    hidden = tuple(layer_sizes[0][1:-1])
+    if len(set(hidden)) != 1 or hidden[0] not in range(16, MOST_UNITS.get(len(hidden), 0) + 1, 16):
+        return f"hidden layers {hidden} are not one of 16, 32, ... 128 units, nor two of 16, 32, 48 or 64 units each"
     most = max(sizes[-1] for sizes in layer_sizes)
     return f"{most} outputs of a network are more than {MOST_OUTPUTS}" if most > MOST_OUTPUTS else None
 
@@ -50,7 +44,7 @@ def dense_networks(params: tuple[Layers, ...], observations: jax.Array, activati
 
         h_0 = observations,  h_i = activation(h_{i-1} @ kernel_i + bias_i),  output = h_L @ kernel_{L+1} + bias_{L+1}
 
-    Operands are float16, sums float32. Gradients compute the hidden layers again; only the arguments are kept for them.
+    Operands are float16, sums float32. Gradients compute the hidden layers again.
 
     Args:
       params: of each network its layers, each `(kernel [inputs, outputs], bias [outputs])`, float32.
@@ -60,112 +54,81 @@ def dense_networks(params: tuple[Layers, ...], observations: jax.Array, activati
     Raises:
       ConfigError: for `jax.jvp`.
     """
+    inputs, hidden = params[0][0][0].shape
+    outputs = tuple(layers[-1][0].shape[1] for layers in params)
+    shape = _shape(inputs, hidden, len(params[0]) - 1, outputs, activation)
+    function = _networks if shape.registers <= MOST_REGISTERS else _first_by_xla
     try:
-        return _networks(params, observations, activation)
+        products = function(params, observations, shape)
     except TypeError as error:
         if "forward-mode" not in str(error):
             raise
-        raise ConfigError(
-            "the kernels of dense networks have no forward-mode derivative; use jax.grad or jax.vjp, or "
-            "execution_plan='gpu' for jax.jvp"
-        ) from error
+        message = "the kernels have no forward-mode derivative: use jax.grad or jax.vjp, or execution_plan='gpu'"
+        raise ConfigError(message) from error
+    return tuple(product + layers[-1][1] for product, layers in zip(products, params, strict=True))
+
+
+_shape = functools.lru_cache(None)(Shape)  # equal sizes are one object: kernels are kept by it
+
+
+def _first_by_xla(params, observations, shape):
+    kernel, bias = (jnp.stack([layers[0][i] for layers in params], -2) for i in (0, 1))
+    before = jnp.einsum("nd,dkh->nkh", observations, kernel) + bias
+    before = jnp.pad(before, ((0, 0), (0, 0), (0, shape.width - shape.hidden)))
+    later = tuple(layers[1:] for layers in params)
+    return _networks(later, before, _shape(None, shape.hidden, shape.depth, shape.outputs, shape.activation))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _networks(params, observations, activation):
-    shape = _shape(params, activation, False)
-    inputs, _ = _inputs(shape, params, observations)
-    result = _kernel("forward", shape)(inputs[None], packed(shape, params)[None])[0]
-    return tuple(
-        result[network, : len(observations), :number] + layers[-1][1]
-        for network, (number, layers) in enumerate(zip(shape.outputs, params, strict=True))
-    )
+def _networks(params, x, shape):
+    """Outputs without their biases, of what the kernels read: observations, or `[N, networks, width]` from XLA."""
+    (result,) = _run("forward", shape, len(x), _tiles(x), packed(shape, params))
+    return tuple(result[network, : len(x), :number] for network, number in enumerate(shape.outputs))
 
 
-def _forward(params, observations, activation):
+def _forward(params, x, shape):
     params = jax.tree.map(lambda each: each.value, params, is_leaf=lambda each: hasattr(each, "perturbed"))
-    # The kernels give no gradient of observations: where it is needed, XLA computes the first layer.
-    kept = params, observations.value, () if observations.perturbed else None
-    return _networks(params, observations.value, activation), kept
+    return _networks(params, x.value, shape), (params, x.value, () if x.perturbed and shape.inputs else None)
 
 
-def _backward(activation, kept, gradients):
-    params, observations, perturbed = kept
+def _backward(shape, kept, gradients):
+    params, x, of_observations = kept
     is_zero = jax.custom_derivatives.SymbolicZero
-    gradients = [jnp.zeros(each.shape, each.dtype) if isinstance(each, is_zero) else each for each in gradients]
-    shape = _shape(params, activation, perturbed is not None)
+    gradients = tuple(jnp.zeros(each.shape, each.dtype) if isinstance(each, is_zero) else each for each in gradients)
+    if of_observations is not None:  # which the kernels do not give
+        return jax.vjp(lambda params, x: _first_by_xla(params, x, shape), params, x)[1](gradients)
     largest = jnp.stack([jnp.max(jnp.abs(each)) for each in gradients])
     scales = jnp.exp2(jnp.round(jnp.log2(TARGET / jnp.clip(largest, 1e-30, 1e30))))
-    inputs, kernel = _inputs(shape, params, observations)
-    arguments = [each[None] for each in (inputs, packed(shape, params), scales, *gradients)]
-    results = [_kernel("backward", shape, part)(*arguments) for part in range(len(shape.parts))]
-    layers = unpacked(shape, [sums[0] for sums, *_ in results], scales)
-    into_observations = jnp.zeros_like(observations)
-    if shape.inputs is None:
-        into_first = results[0][1][0, : len(observations)] / scales[:, None]
-        into_kernel = jnp.einsum("nd,nkw->kdw", observations, into_first)[..., : shape.hidden]
-        into_bias = into_first.sum(0)[:, : shape.hidden]
-        layers = [
-            [first, *later] for first, later in zip(zip(into_kernel, into_bias, strict=True), layers, strict=True)
-        ]
-        if perturbed is not None:
-            into_observations = into_first.reshape(len(observations), -1) @ kernel.T
-    pairs = zip(layers, gradients, strict=True)
-    return tuple((*each[:-1], (each[-1][0], gradient.sum(0))) for each, gradient in pairs), into_observations
+    weights, transpose = jax.vjp(lambda params: packed(shape, params), params)
+    sums, *into_x = _run("backward", shape, len(x), _tiles(x), weights, scales, *map(_tiles, gradients))
+    into_weights = sums.sum(1).swapaxes(2, 3).reshape(weights.shape) / scales[:, None, None]
+    return *transpose(into_weights), into_x[0][: len(x)] / scales[:, None] if into_x else jnp.zeros_like(x)
 
 
 _networks.defvjp(_forward, _backward, symbolic_zeros=True)
 
 
-_make_shape = functools.lru_cache(None)(Shape)  # equal sizes are one object: kernels are kept by it
+def _tiles(x):
+    """Whole tiles of samples, those of observations and gradients side by side: XLA writes them so from the start."""
+    x = jnp.pad(x, ((0, -len(x) % SAMPLES), *((0, 0),) * (x.ndim - 1)))
+    return x.T if x.ndim == 2 else x
 
 
-def _shape(params, activation: str, first_by_xla: bool) -> Shape:
-    inputs, hidden = params[0][0][0].shape
-    outputs = tuple(layers[-1][0].shape[1] for layers in params)
-    activation = "silu" if activation == "swish" else activation
-    first_by_xla |= round_up(max(outputs) + 1 + inputs, 8) > MOST_READ
-    return _make_shape(None if first_by_xla else inputs, hidden, len(params[0]) - 1, outputs, activation)
-
-
-def _inputs(shape: Shape, params, observations) -> tuple[jax.Array, jax.Array | None]:
-    """What the kernels read: observations, or what XLA makes of them, `[N, networks, width]`, and its kernel."""
-    if shape.inputs is not None:
-        return observations, None
-    pad = (0, shape.width - shape.hidden)
-    kernel = jnp.concatenate([jnp.pad(layers[0][0], ((0, 0), pad)) for layers in params], 1)
-    bias = jnp.concatenate([jnp.pad(layers[0][1], pad) for layers in params])
-    return (observations @ kernel + bias).reshape(len(observations), len(params), shape.width), kernel
-
-
-def _kernel(name: str, shape: Shape, *options: int) -> Callable:
-    """A kernel as a function of arrays with a leading axis of seeds, which becomes longer under vmap."""
+def _run(name, shape, samples, *arguments):
+    """The results of a kernel. Its arrays have a leading axis of seeds, which vmap makes longer."""
     # Older versions of JAX have Mosaic GPU in another form.
-    make = importlib.import_module(f"grpo_jax.kernels.{name}").make
+    make = getattr(importlib.import_module("grpo_jax.kernels.passes"), name)
 
     @jax.custom_batching.custom_vmap
-    def call(inputs, weights, *scales_and_gradients):
-        seeds, number = inputs.shape[:2]
-        even = round_up(number, SAMPLES)
-
-        def padded(x):
-            return jnp.pad(x, ((0, 0), (0, even - number), *((0, 0),) * (x.ndim - 2)))
-
-        def columns(x):  # samples side by side: XLA writes them so from the start
-            return padded(x).swapaxes(1, 2)
-
-        read = padded(inputs) if shape.inputs is None else columns(inputs)
-        gradients = map(columns, scales_and_gradients[1:])
-        return make(shape, *options, seeds, even)(read, weights, *scales_and_gradients[:1], *gradients)
+    def call(x, weights, *others):
+        return make(shape, len(x), round_up(samples, SAMPLES))(x, weights.astype(HALF), *others)
 
     @call.def_vmap
     def _(size, mapped, *arguments):
-        arguments = [
-            each if is_mapped else jnp.broadcast_to(each, (size, *each.shape))
-            for each, is_mapped in zip(arguments, mapped, strict=True)
-        ]
+        pairs = zip(arguments, mapped, strict=True)
+        arguments = (each if is_mapped else jnp.broadcast_to(each, (size, *each.shape)) for each, is_mapped in pairs)
         result = call(*(each.reshape(-1, *each.shape[2:]) for each in arguments))
         split = jax.tree.map(lambda each: each.reshape(size, -1, *each.shape[1:]), result)
         return split, jax.tree.map(lambda _: True, split)
 
-    return call
+    return jax.tree.map(lambda each: each[0], call(*(each[None] for each in arguments)))
