@@ -115,7 +115,7 @@ def loss(
 def group_objective(config: Config, log_prob: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
     """`[S, N]`: what `group_surrogate` gives for a group, on all steps of its members.
 
-    The weights of `mean_of_sequence_means` make of it the mean over groups, of which all members are valid.
+    Its sum with the weights of `mean_of_sequence_means` is the mean over groups, if all members are valid.
     """
     valid, num_steps = jnp.any(batch.mask, axis=0), jnp.sum(batch.mask, axis=0, dtype=float)
 
