@@ -13,7 +13,7 @@ from grpo_jax.kernels.layout import HALF, SAMPLES, Shape, packed, round_up
 ACTIVATIONS = ("tanh", "relu", "silu", "swish", "gelu")
 MOST_UNITS = {1: 128, 2: 64}  # by the number of hidden layers: gradients of more weights exceed a thread's registers
 MOST_OUTPUTS = 31  # of a network
-MOST_REGISTERS = 88  # of a thread for the weights' gradients: XLA computes the first product of more
+MOST_REGISTERS = 80  # of a thread for the weights' gradients: XLA computes the first product of more
 TARGET = 32.0  # for the largest scaled gradient of an output, far from both ends of float16
 
 Layers = tuple[tuple[jax.Array, jax.Array], ...]  # of a network: kernel [inputs, outputs] and bias [outputs]
