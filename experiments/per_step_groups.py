@@ -19,7 +19,7 @@ from rich.progress import track
 from grpo_jax import GRPO, PPO, run, tuned
 from grpo_jax.algorithms import GRPO_RETURN_TO_GO
 from grpo_jax.commands.harness.command import command, make_console
-from grpo_jax.commands.harness.limits import Seed, Seeds, Share
+from grpo_jax.commands.harness.limits import Seed, Seeds, Steps
 from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.groups import FRESH
 from grpo_jax.hyperparams import Hyperparams
@@ -59,13 +59,7 @@ METHODS = {
     "GR2PO, one start": GR2PO,
     "GR2PO, all": GR2PO._replace(start=OWN_STARTS),
 }
-TASKS = {
-    "Pendulum-v1": 200_000,
-    "Reacher-misc": 200_000,
-    "MountainCarContinuous-v0": 200_000,
-    "brax:inverted_pendulum": 100_000,
-}
-"""The environment steps of each seed."""
+TASKS = ("Pendulum-v1", "MountainCarContinuous-v0", "Reacher-misc")
 LEARNING_RATES = (1e-3, 2.5e-3, 5e-3, 1e-2)
 
 
@@ -73,14 +67,14 @@ LEARNING_RATES = (1e-3, 2.5e-3, 5e-3, 1e-2)
 class Arguments:
     """Trains PPO, GRPO and per-step comparisons of groups on control with dense rewards."""
 
-    tasks: tuple[str, ...] = tuple(TASKS)
+    tasks: tuple[str, ...] = TASKS
     """Environments."""
     methods: tuple[str, ...] = tuple(METHODS)
     """Which methods are trained; those of which the folder has results are not trained again."""
     num_seeds: Seeds = 12
     """Independent runs of each; a learning rate is tried on a fourth as many others."""
-    budget: Share = 1.0
-    """Share of each task's environment steps."""
+    total_steps: Steps = 200_000
+    """Environment steps a seed may take."""
     seed: Seed = 0
     """Of all randomness."""
     out: Path = Path("runs/per_step_groups")
@@ -90,8 +84,9 @@ class Arguments:
 def main(arguments: Arguments) -> None:
     console = make_console()
     results = read_results(arguments.out)
-    tasks, methods = chosen(TASKS, arguments.tasks, "task"), chosen(METHODS, arguments.methods, "method")
-    for task, method in track([(task, method) for task in tasks for method in methods], "training", console=console):
+    methods = chosen(METHODS, arguments.methods, "method")
+    cells = [(task, method) for task in arguments.tasks for method in methods]
+    for task, method in track(cells, "training", console=console):
         if method not in results.get(task, {}):
             results.setdefault(task, {})[method] = train(task, method, arguments)
             row = functools.partial(method_cells, methods=METHODS)
@@ -107,7 +102,7 @@ def curve_of(entry: dict) -> Curve:
 
 def train(task: str, method: str, arguments: Arguments) -> dict:
     """The returns of the last 100 training episodes of each seed, with the learning rate that was best on others."""
-    config, hyperparams = tuned(task, METHODS[method], total_steps=int(TASKS[task] * arguments.budget))
+    config, hyperparams = tuned(task, METHODS[method], total_steps=arguments.total_steps)
     if config.algorithm.start is OWN_STARTS:
         config = dataclasses.replace(config, group_size=config.num_envs)
     key_tuning, key_final = jax.random.split(jax.random.key(arguments.seed))

@@ -35,7 +35,7 @@ SMALLEST = {
     | {"tuning_seeds": 2},
     "grpo_vs_ppo": {"environments": ("Catch-bsuite",), "total_steps": 9000, **FEW},
     "gymnax_suite": ONE_SUITE,
-    "per_step_groups": {"tasks": ("Pendulum-v1",), "methods": ("PPO", "GR2PO, all"), "budget": 0.04, **FEW},
+    "per_step_groups": {"tasks": ("Pendulum-v1",), "methods": ("PPO", "GR2PO, all"), "total_steps": 8000, **FEW},
     "pretrained": {"num_iterations": 1, "num_seeds": 1, "smoke": True, "methods": ("GRPO", "PPO")},
     "published_cartpole": {"num_episodes": 20, **FEW},
     "scale": {"environments": ("CartPole-v1",), "methods": ("PPO, cpu", "PPO, 4,096"), "steps_factor": 0.1, **FEW},
