@@ -34,7 +34,8 @@ class Shape:
         """Without `inputs`, kernels begin with what XLA's first product gives to the first activation."""
         self.inputs, self.hidden, self.depth, self.outputs, self.activation = inputs, hidden, depth, outputs, activation
         self.width = round_up(hidden, 64)  # products have 64 rows; units beyond `hidden` are 0
-        self.ones = max(outputs)
+        # Inputs are read into rows from an odd one, as Mosaic reads 2, 4 or 8 rows at once into rows from an even one.
+        self.ones = max(outputs) if inputs is None else round_up(max(outputs), 2)
         self.few = round_up(self.ones + 1, 16)
         self.read = self.few if inputs is None else round_up(self.ones + 1 + inputs, 8)  # rows that a kernel reads
         self.rows = self.few if inputs is None else 2 * self.read

@@ -106,9 +106,9 @@ def test_a_train_step_with_the_kernel_is_that_of_xla(calls, fields, num_devices,
 
 @pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="the kernel needs jax 0.11")
 def test_the_plan_is_lowered_for_a_gpu_that_is_not_there_and_for_a_cpu():
-    policy = Config(**PPO, execution_plan="hopper").policy
+    policy = Config(**PPO, environment="Pendulum-v1", execution_plan="hopper").policy  # 3 inputs, 1 output each
     carry = policy.initial_carry(None, 8)
-    params, x = jax.eval_shape(policy.init, jax.random.key(0)), jax.ShapeDtypeStruct((1, 8, 4), jnp.float32)
+    params, x = jax.eval_shape(policy.init, jax.random.key(0)), jax.ShapeDtypeStruct((1, 8, 3), jnp.float32)
 
     def gradient(params, x):
         is_first = jnp.zeros((1, 8), bool)
