@@ -102,6 +102,7 @@ def _backward(shape, kept, gradients):
     weights, transpose = jax.vjp(lambda params: packed(shape, params), params)
     sums, *into_x = _run("backward", shape, len(x), _tiles(x), weights, scales, *map(_tiles, gradients))
     into_weights = sums.sum(1).swapaxes(2, 3).reshape(weights.shape) / scales[:, None, None]
+    into_weights = jnp.where(True, into_weights, weights)  # varies over a mesh as they do
     return *transpose(into_weights), into_x[0][: len(x)] / scales[:, None] if into_x else jnp.zeros_like(x)
 
 
