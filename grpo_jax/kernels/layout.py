@@ -11,7 +11,7 @@ A tile of 64 samples is one operand of the products, `[rows, 64]` float16, a sam
 
 float16 has the digits of TF32, which XLA's products have by default, and not its range. Two rows an input, whose
 weights are W / 2^6 and 2^10 W, keep 1e-6 ... 6e7 with all digits. The first `few` rows are the operand for biases of
-later layers, and for gradients of outputs.
+later layers, and for gradients of outputs. Weights end at float16's largest number: infinity times 0 would be NaN.
 """
 
 import jax

@@ -27,11 +27,11 @@ def unserved(layer_sizes: Sequence[Sequence[int]], activation: str) -> str | Non
       activation: the name of the function after each hidden layer.
     """
     if tuple(map(int, jax.__version__.split(".")[:2])) < (0, 11):
-        return f"they need jax 0.11, and this is {jax.__version__}"
+        return f"the kernel needs jax 0.11, and this is {jax.__version__}"
     if activation not in ACTIVATIONS:
         return f"the activation {activation} is none of {', '.join(ACTIVATIONS)}"
     if not 1 <= len(layer_sizes) <= 2 or len({tuple(sizes[:-1]) for sizes in layer_sizes}) > 1:
-        return "they take one network, or two of the same inputs and hidden layers"
+        return "the kernel takes one network, or two of the same inputs and hidden layers"
     hidden = tuple(layer_sizes[0][1:-1])
     if len(set(hidden)) != 1 or hidden[0] not in range(16, MOST_UNITS.get(len(hidden), 0) + 1, 16):
         return f"hidden layers {hidden} are not one of 16, 32, ... 128 units, nor two of 16, 32, 48 or 64 units each"
@@ -117,12 +117,12 @@ def _tiles(x):
 
 def _run(name, shape, samples, *arguments):
     """The results of a kernel. Its arrays have a leading axis of seeds, which vmap makes longer."""
-    # Older versions of JAX have Mosaic GPU in another form.
-    make = getattr(importlib.import_module("grpo_jax.kernels.passes"), name)
+    make = getattr(importlib.import_module("grpo_jax.kernels.passes"), name)  # not in older versions of JAX
 
     @jax.custom_batching.custom_vmap
     def call(x, weights, *others):
-        return make(shape, len(x), round_up(samples, SAMPLES))(x, weights.astype(HALF), *others)
+        kernel = make(shape, len(x), round_up(samples, SAMPLES))
+        return kernel(x, jnp.clip(weights, -65504.0, 65504.0).astype(HALF), *others)
 
     @call.def_vmap
     def _(size, mapped, *arguments):
