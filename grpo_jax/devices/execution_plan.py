@@ -36,7 +36,7 @@ class ExecutionPlan:
     steps_per_loop: int
     """Steps in one iteration of the loops of rollouts and of recurrent layers (unrolling)."""
     num_reset_draws: int
-    """Start states of each environment drawn at once, behind a branch, when none is left; 0: in each loop iteration."""
+    """Start states of each environment drawn at once, behind a branch, when none is left; 0: one at every step."""
     samples_per_part: int
     """The most samples of a minibatch whose gradient is computed at once."""
     skips_empty_parts: bool

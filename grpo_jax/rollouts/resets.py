@@ -16,9 +16,7 @@ from grpo_jax.types import PyTree, RolloutState
 class StartStates(NamedTuple):
     """The start states of the new episodes in a rollout, some of which are drawn ahead and carried through its loop."""
 
-    # (episode [B], num_steps) -> take, for the next `num_steps` steps, of
-    # (ahead, ended [B] bool, episode [B]) -> ahead, (states, observations), each leaf [B, ...]
-    make_take: Callable
+    take: Callable  # (ahead, ended [B] bool, episode [B]) -> ahead, (states, observations), each leaf [B, ...]
     ahead: PyTree = ()  # before the first step, each leaf [B, ...]
 
 
@@ -30,7 +28,7 @@ def make_start_states(
     A reset is many small operations, and few episodes end at any one step. With `num_draws` that many start states of
     each environment are drawn at once, behind a branch, when an episode ends and none is left for the next. The branch
     is faster on a CPU; on a GPU it forces a sync, and environments that are split over devices would have to agree on
-    it: there each iteration of the loop draws one for each of its steps. The numbers are the same.
+    it: there one is drawn at every step. The numbers are the same.
 
     With `num_starts` all start states are drawn before the rollout, and those of an environment are used in turn:
     episode n starts from state n modulo `num_starts`. Then there is neither a branch nor a draw at any step.
@@ -39,7 +37,7 @@ def make_start_states(
       environment: the environment.
       start: the state before the rollout, with the parameters of the `B` environments.
       keys: `[B]`; environments with equal keys get equal start states.
-      num_draws: start states that are drawn at once; 0: as many as an iteration of the loop has steps.
+      num_draws: start states that are drawn at once; 0: one is drawn at every step.
       num_starts: start states of each environment in this rollout; None: a new one for every episode.
 
     Returns:
@@ -54,16 +52,13 @@ def make_start_states(
         return jax.vmap(one)(keys, start.environment_params, first[:, None] + jnp.arange(number)[None])
 
     if num_starts is None and (not num_draws or envs_are_split()):
-
-        def drawn_for(first, num_steps):
-            drawn = draw_many(first, num_steps)
-            return lambda ahead, ended, episode: (ahead, _at(drawn, episode - first))
-
-        return StartStates(drawn_for)
+        return StartStates(
+            lambda ahead, ended, episode: (ahead, jax.vmap(draw)(keys, start.environment_params, episode))
+        )
     zeros = jnp.zeros(start.num_envs, jnp.int32)
     if num_starts is not None:
         drawn = draw_many(zeros, num_starts)
-        return StartStates(lambda *_: lambda ahead, ended, episode: (ahead, _at(drawn, episode % num_starts)))
+        return StartStates(lambda ahead, ended, episode: (ahead, _at(drawn, episode % num_starts)))
 
     def take(ahead, ended, episode):
         is_short = any_in_all_rows(ended & (episode >= ahead[1] + num_draws))
@@ -74,8 +69,7 @@ def make_start_states(
         return jnp.broadcast_to(x[:, None], (len(x), num_draws, *x.shape[1:]))
 
     # Nothing is drawn yet: the first end of an episode replaces these copies.
-    nothing = jax.tree.map(copies, (start.environment, start.observation)), zeros - num_draws
-    return StartStates(lambda *_: take, nothing)
+    return StartStates(take, (jax.tree.map(copies, (start.environment, start.observation)), zeros - num_draws))
 
 
 def _at(drawn: PyTree, index: jax.Array) -> PyTree:

@@ -111,11 +111,7 @@ class Simulator(NamedTuple):
         # What the loop carries; the parameters of the environments stay as they are, so it need not carry them.
         start, environment_params = state._replace(environment_params=None), state.environment_params
         start_states = self._start_states(state, key_reset, num_steps) if auto_reset else None
-
-        def make_step(carry, num_steps):
-            take_start = start_states and start_states.make_take(carry.num_done, num_steps)
-            return functools.partial(self._step, take_start, environment_params, greedy)
-
+        step = functools.partial(self._step, start_states and start_states.take, environment_params, greedy)
         carry = LoopCarry(
             start,
             num_done=jnp.zeros(num_envs, jnp.int32),
@@ -128,7 +124,7 @@ class Simulator(NamedTuple):
         has_stages = from_reset and not auto_reset and self.policy.resize is not None
         stops = not auto_reset and 0 < plan.steps_per_check < num_steps
         carry, trajectory = scan_in_blocks(
-            *(make_step, carry, key_steps, num_steps, draw, plan),
+            *(step, carry, key_steps, num_steps, draw, plan),
             # An episode may have one more step after its end: its value is the final observation's.
             goes_on=(lambda carry: any_in_all_rows(carry.num_done < 2)) if stops else None,
             resize=self._resize if has_stages else None,

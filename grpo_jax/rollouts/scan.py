@@ -28,7 +28,7 @@ def block_length(num_steps: int, most: int | None = None) -> int:
 
 
 def scan_in_blocks(
-    make_step: Callable,
+    step: Callable,
     carry: PyTree,
     key: jax.Array,
     num_steps: int,
@@ -45,8 +45,7 @@ def scan_in_blocks(
     one block, so they have one stage, and nothing is resized.
 
     Args:
-      make_step: `(carry, n) -> step`, for `n` steps in one iteration of the loop: `step(carry, x) -> (carry, output)`,
-        each leaf `[B, ...]`.
+      step: `(carry, x) -> (carry, output)`, each leaf `[B, ...]`.
       carry: before the first step.
       key: of all random numbers.
       num_steps: `T`.
@@ -65,15 +64,7 @@ def scan_in_blocks(
 
     def play(carry, xs):
         num_steps = jax.tree.leaves(xs)[0].shape[0]
-        number, unroll = block_length(num_steps, plan.steps_per_loop), min(num_steps, plan.steps_per_loop)
-        if number == 1:
-            return jax.lax.scan(lambda carry, x: make_step(carry, 1)(carry, x), carry, xs, unroll=unroll)
-
-        def several(carry, xs):
-            return jax.lax.scan(make_step(carry, number), carry, xs, unroll=number)
-
-        carry, outputs = jax.lax.scan(several, carry, jax.tree.map(lambda x: x.reshape(-1, number, *x.shape[1:]), xs))
-        return carry, _concatenated(outputs)
+        return jax.lax.scan(step, carry, xs, unroll=min(plan.steps_per_loop, num_steps))
 
     def block(carry, key):
         xs = draw(key, length)
