@@ -11,6 +11,7 @@ from small import minibatch_gradient, small_config
 
 from grpo_jax import GRPO, PPO, Config, Hyperparams, grpo_loss, make_init, make_train_step, objectives, ppo_loss
 from grpo_jax.algorithms import DR_GRPO, GRPO_RETURN_TO_GO, GSPO, name_of, with_reference
+from grpo_jax.groups import ANCHORED
 from grpo_jax.objectives import (
     averaged_reference,
     exact_kl_to_reference,
@@ -248,7 +249,7 @@ OWN = PPO._replace(advantage=mine)
     {
         GRPO_RETURN_TO_GO: "grpo_return_to_go",
         OWN: f"{__name__}:OWN",
-        PPO._replace(start=GRPO.start): "ppo with start=(fresh_groups, _keep_without_carry)",
+        PPO._replace(start=ANCHORED): "ppo with start=(anchored_groups, keep_end)",
         with_reference(GRPO): "grpo with penalties=(kl_to_reference, entropy_bonus), reference=frozen_reference",
         GRPO._replace(advantage=objectives.outcome(mine)): f"grpo with advantage=outcome({__name__}:mine)",
     }.items(),

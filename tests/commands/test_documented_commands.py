@@ -17,12 +17,13 @@ from grpo_jax.commands import docs, lm
 from grpo_jax.commands import list as listing
 from grpo_jax.commands.harness import flags, parsing
 from grpo_jax.errors import ConfigError
+from grpo_jax.policies import Transformer
 
 REPOSITORY = Path(__file__).parents[2]
 PATTERNS = "README.md", "CONTRIBUTING.md", "docs/*.md", "experiments/results/*/README.md"
 PAGES = [path for pattern in PATTERNS for path in REPOSITORY.glob(pattern)]
 COMMAND = re.compile(r"(?:grpo-jax|python -m(?= experiments)) ((?:experiments\.)?[a-z][\w-]*)((?: [^`|]*)?)")
-RUN = {name for part in (Config, Hyperparams) for name in part.__dataclass_fields__}
+RUN = {name for part in (Config, Hyperparams, Transformer) for name in part.__dataclass_fields__}
 
 
 def documented():
