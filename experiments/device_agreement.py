@@ -30,7 +30,7 @@ NETWORKS = {  # the environment, the network, samples, and seeds
     "1,000 samples of CartPole": ("CartPole-v1", MLP(), 1000, 1),
     "65,536 samples of CartPole": ("CartPole-v1", MLP(), 65536, 1),
     "65,536 samples of Pendulum, ReLU": ("Pendulum-v1", MLP((128,), "relu"), 65536, 1),
-    "1,000 samples of Breakout, three layers": ("Breakout-MinAtar", MLP((32, 32, 32)), 1000, 1),
+    "1,000 samples of Breakout, 32 units": ("Breakout-MinAtar", MLP((32, 32)), 1000, 1),
     "128 samples of CartPole, 300 seeds": ("CartPole-v1", MLP(), 128, 300),
 }
 CASES: dict[str, dict[str, Any]] = {

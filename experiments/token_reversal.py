@@ -179,7 +179,7 @@ def main(arguments: Arguments) -> None:
     console, num_seeds, num_trials = make_console(), arguments.num_seeds, arguments.num_seeds // len(RATES)
     if num_seeds % len(RATES):
         raise ConfigError(
-            f"num_seeds={num_seeds} is not a multiple of the {len(RATES)} rates; use {4 * num_trials + 4}"
+            f"num_seeds={num_seeds} is not a multiple of the {len(RATES)} rates; use {len(RATES) * (num_trials + 1)}"
         )
     sizes = {name: value for name, value in vars(arguments).items() if name not in ("lengths", "out")}
     results = {"of": provenance(), "sizes": sizes, "trials": {}, "errors": {}} | read_results(arguments.out)
