@@ -73,6 +73,8 @@ def make_plan(arguments: Arguments, task: LanguageTask) -> RunSpec:
             f"--lora-rank {arguments.lora_rank} is more than the model's width of {task.model.architecture.width}, so "
             "that adapters would be larger than what they adapt; use 8 to 64, or leave it out to train all weights"
         )
+    if arguments.sample_every == 0 and arguments.stop_at_reward is not None:
+        raise ConfigError("--stop-at-reward decides by measurements, but there are none; set --sample-every to 10")
     lora = given("lora_rank", "lora_alpha", "frozen_dtype", "checkpoint_layers")
     algorithm = make_algorithm(arguments)
     architecture = dataclasses.replace(task.model.architecture, **lora, shared_critic=algorithm.critic is not None)

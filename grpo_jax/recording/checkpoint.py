@@ -25,7 +25,7 @@ from grpo_jax.runs.progress import Progress, initial_progress
 from grpo_jax.types import TrainState, by_path
 
 KEPT = 2
-"""How many of the latest checkpoints are kept."""
+"""How many of the latest checkpoints are kept by default."""
 
 _FILE_SIZE = 2**26
 """Bytes of a file of a checkpoint: orbax keeps a whole file in memory, by default of 2 GiB."""
@@ -51,6 +51,7 @@ class Checkpoints:
       description: of the run, in JSON's types. It is saved with each checkpoint, and compared when that is read.
       given: checksums (CRC-32), by path, of arrays of the states that whoever resumes the run has, such as the frozen
         weights of LoRA. Checkpoints hold these arrays only once they have changed.
+      kept: how many of the latest checkpoints.
 
     Raises:
       ConfigError: the path of the directory has a character that orbax takes for a pattern.
@@ -62,6 +63,7 @@ class Checkpoints:
         description: Mapping[str, Any],
         *,
         given: Mapping[str, int] | None = None,
+        kept: int = KEPT,
     ):
         if pattern := {*"[]\\"} & {*str(directory.resolve())}:
             raise ConfigError(
@@ -69,7 +71,7 @@ class Checkpoints:
                 "choose a path without brackets and backslashes"
             )
         self._directory, self._description, self._given = directory, plain(description), given or {}
-        self._manager = _manager(directory) if is_process_zero() else None
+        self._manager = _manager(directory, kept) if is_process_zero() else None
         self.saved_at = -1
         """Iteration of the last checkpoint."""
 
@@ -207,10 +209,10 @@ class Checkpoints:
         return run, arrays
 
 
-def _manager(directory: Path) -> ocp.CheckpointManager:
+def _manager(directory: Path, kept: int) -> ocp.CheckpointManager:
     processes = ocp.options.MultiprocessingOptions(primary_host=0, active_processes={0})
     # All processes would have to take part in making the folder.
-    options = ocp.CheckpointManagerOptions(max_to_keep=KEPT, multiprocessing_options=processes, create=False)
+    options = ocp.CheckpointManagerOptions(max_to_keep=kept, multiprocessing_options=processes, create=False)
     directory.mkdir(parents=True, exist_ok=True)
     handler = ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)  # `save` makes copies
     types = ocp.type_handlers.create_type_handler_registry((np.ndarray, handler))

@@ -49,6 +49,8 @@ NO_ITERATIONS = Chunk(metrics={}, steps=np.zeros((0, 0), np.int64), iteration=0,
 
 SECONDS = 60.0
 """Between two checkpoints, if no number of iterations is given."""
+LARGE = 2**26
+"""Bytes of given parameters that are trained, beyond which only the latest checkpoint is kept."""
 
 OPTIONS = {"evaluate", "callback", "params", "normalizer", "mesh", "compilation_cache"}
 """The arguments of `run` that `recorded_run` passes on."""
@@ -193,7 +195,7 @@ class Recorder:
     def __enter__(self) -> "Recorder":
         spec, recording = self.spec, self.recording
         self._checkpoints, self._policies, self._received, self._past = None, None, None, None
-        self._checksums, self._last = {}, None
+        self._checksums, self._is_large, self._last = {}, False, None
         self._due_at = time.monotonic() + SECONDS
         with contextlib.ExitStack() as stack:
             if recording.checkpoint_every:
@@ -221,18 +223,22 @@ class Recorder:
         self._closing.__exit__(*exception)
 
     def _open_checkpoints(self, stack: contextlib.ExitStack) -> None:
-        from grpo_jax.recording.checkpoint import Checkpoints  # only here, as orbax takes a second
+        from grpo_jax.recording.checkpoint import KEPT, Checkpoints  # only here, as orbax takes a second
 
         folder = self.recording.out / CHECKPOINTS / self.spec.setting.folder
-        saver = Checkpoints(folder, describe_run(self.spec), given=self._checksums)
+        saver = Checkpoints(folder, describe_run(self.spec), given=self._checksums, kept=1 if self._is_large else KEPT)
         self._checkpoints = stack.enter_context(saver)
 
     def _frozen(self) -> dict[str, np.ndarray]:
-        """The given parameters that are never trained, by their paths in the states: checkpoints do not hold them."""
+        """The given parameters by the paths of the states that keep them as they are: checkpoints do not hold them."""
         if self.params is None:
             return {}
-        _, frozen = partition(self.spec.config.policy, self.params)
-        return {path: np.asarray(leaf) for path, leaf in by_path(frozen, "params").items()}
+        trained, frozen = partition(self.spec.config.policy, self.params)
+        self._is_large = sum(leaf.nbytes for leaf in jax.tree.leaves(trained)) > LARGE
+        kept = by_path(frozen, "params")
+        if self.spec.config.algorithm.reference is not None:
+            kept |= by_path(trained, "reference_params")
+        return {path: np.asarray(leaf) for path, leaf in kept.items()}
 
     def take_params(self) -> PyTree:
         """The parameters to start from, which nothing here keeps any longer."""

@@ -31,7 +31,7 @@ def judge(_, completions):
     return values.astype(float), np.stack([lengths > 0, lengths > 1], axis=-1)
 
 
-def curves(folder, *, received=(), checkpoint_every=None, stop_at_reward=None):
+def curves(folder, *, received=(), checkpoint_every=None, stop_at_reward=None, **changes):
     """Of a task whose prompts are "a" for training, and "b" and a chat that ends with "c"."""
     recording = SimpleNamespace(wandb=None, checkpoint_every=checkpoint_every)
     task = SimpleNamespace(
@@ -45,7 +45,7 @@ def curves(folder, *, received=(), checkpoint_every=None, stop_at_reward=None):
         texts=lambda _, completions: ["".join(map(str, each[each >= 0])) for each in completions],
     )
     plan = SimpleNamespace(config=None, hyperparams=SimpleNamespace(num_iterations=10))
-    settings = SimpleNamespace(**SETTINGS, recording=recording, stop_at_reward=stop_at_reward, seed=0)
+    settings = SimpleNamespace(**SETTINGS | changes, recording=recording, stop_at_reward=stop_at_reward, seed=0)
     made = HeldOutCurves(task, plan, folder, make_console(), settings, received)
     made._complete = lambda states: COMPLETIONS
     return made
@@ -77,6 +77,13 @@ def test_a_point_has_the_means_of_each_seed(tmp_path, capsys):
     measured.finish()
     assert (tmp_path / "held_out.png").exists()
     assert re.search("five, greedy +0.500", capsys.readouterr().out)
+
+
+def test_measurements_can_be_left_out(tmp_path, capsys):
+    unmeasured = curves(tmp_path, sample_every=0)
+    assert unmeasured(progress(0), None) is None and unmeasured(progress(5, ended=True), "chunk") is None
+    unmeasured.finish()
+    assert not unmeasured.points and not [*tmp_path.iterdir()] and not capsys.readouterr().out
 
 
 def test_what_is_said_before_training():

@@ -98,6 +98,7 @@ COMMANDS = {
             "--num-generations 4": "--num-generations is --group-size here",
             "--max-completion-length 4": "--max-completion-length is --max-completion here",
             "--algorithm SAC": "'SAC' learns from stored data; there are no such (off-policy) algorithms here",
+            "--sample-every 0 --stop-at-reward 1": "--stop-at-reward decides by measurements, but there are none",
             "--held-out x": "--held-out x is neither a file nor a share",
             "--max-completion 600": "the prompt has 7 tokens, and 607 with a completion",
             "--lora-rank 2147483647": "--lora-rank 2147483647 is more than the model's width of 16",

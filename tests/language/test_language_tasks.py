@@ -100,8 +100,9 @@ def test_an_episode_is_a_completion(model):
     assert step(keys[0], state, 8, params).truncated
     ended = step(keys[0], state, END, params)
     assert ended.terminated and not ended.truncated and ended.state.tokens.tolist() == [5, 6, 7, END]
-    several = model._replace(tokenizer=Tokenizer(model.tokenizer.backend, [7, 9, END]))
-    step = jax.jit(jax.vmap(language_environment(make_task(several)).step, in_axes=(None, None, 0, None)))
+    several = make_task(model._replace(tokenizer=Tokenizer(model.tokenizer.backend, [7, 9, END])))
+    assert several.is_cut([[5, 5, 5, each] for each in (7, 8, 9, END)]).tolist() == [False, True, False, False]
+    step = jax.jit(jax.vmap(language_environment(several).step, in_axes=(None, None, 0, None)))
     assert step(keys[0], state, jnp.array([7, 8, 9, END]), params).terminated.tolist() == [True, False, True, True]
 
 

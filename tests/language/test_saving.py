@@ -71,6 +71,7 @@ def test_the_saved_model_is_the_one_that_was_trained(tmp_path):
     config = json.loads((folder / "config.json").read_text())
     rope = {"rope_type": "default", "rope_theta": config.pop("rope_theta")}
     (folder / "config.json").write_text(json.dumps(config | {"rope_parameters": rope, "note": 1}))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
     for field, value in CHANGES.items():
         model = load_model(folder, **{field: value})._replace(context=32)
         params = make_params(model.architecture, model.vocab_size)
@@ -78,6 +79,7 @@ def test_the_saved_model_is_the_one_that_was_trained(tmp_path):
         again, saved = load_model(tmp_path / field), json.loads((tmp_path / field / "config.json").read_text())
         assert (again.architecture, again.context) == (model.architecture, 32)
         assert are_equal(load_params(tmp_path / field), params)
+        assert again.tokenizer.end_tokens == (7, 9, 0)
         assert saved["rope_parameters"]["rope_theta"] == model.architecture.rope_base and saved["note"] == 1
         assert saved["architectures"] == ["LlamaForCausalLM" if field == "qk_norm" else "Qwen3ForCausalLM"]
 

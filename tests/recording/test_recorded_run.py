@@ -1,5 +1,8 @@
 """`recorded_run` as a user calls it: a run that is interrupted and resumed is bitwise the uninterrupted one."""
 
+import dataclasses
+import functools
+import json
 import signal
 
 import jax
@@ -8,10 +11,10 @@ import numpy as np
 import pytest
 from probes import Probe, bits
 
-from grpo_jax import Config, Evaluate, Hyperparams, Recording, load, recorded_run, sweep
+from grpo_jax import Config, Evaluate, Hyperparams, Recording, load, recorded_run, sweep, with_reference
 from grpo_jax.errors import ConfigError
 from grpo_jax.policies import MLP
-from grpo_jax.recording import figures
+from grpo_jax.recording import figures, recorder
 from grpo_jax.recording.metrics_file import read_metrics, read_settings
 from grpo_jax.recording.metrics_logger import MetricsLogger
 
@@ -66,6 +69,21 @@ def test_a_finished_run_goes_on_with_a_larger_budget(whole, tmp_path):
     recorded(tmp_path / "run", hyperparams=HYPERPARAMS.replace(total_steps=5 * 32.0))
     assert same(recorded(tmp_path / "run", resume=True), whole[1])
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == (whole[0] / "metrics.jsonl").read_bytes()
+
+
+@pytest.mark.slow
+def test_of_large_given_weights_one_checkpoint_is_kept_without_the_reference(tmp_path, monkeypatch):
+    monkeypatch.setattr(recorder, "LARGE", 0)
+    config = dataclasses.replace(CONFIG, algorithm=with_reference(CONFIG.algorithm))
+    given = {"params": jax.vmap(config.policy.init)(KEYS), "console": False}
+    recording = functools.partial(Recording, tmp_path / "run", 2, policies=False)
+    recorded_run(config, HYPERPARAMS.replace(total_steps=5 * 32.0), KEYS, recording(), **given)
+    (checkpoint,) = (tmp_path / "run" / "checkpoints").glob("*/*")
+    kept = json.loads((checkpoint / "run" / "metadata").read_text())
+    assert kept["given"] and all(path.startswith("reference_params/") for path in kept["given"])
+    longer = recorded_run(config, HYPERPARAMS, KEYS, recording(resume=True), **given)
+    whole = recorded_run(config, HYPERPARAMS, KEYS, Recording(tmp_path / "whole", 0), **given)
+    assert same(longer, whole)
 
 
 def test_a_run_that_was_never_saved_begins_anew(whole, tmp_path):

@@ -10,7 +10,7 @@ import tyro
 
 from grpo_jax import Hyperparams
 from grpo_jax.algorithms import by_name
-from grpo_jax.commands.harness.limits import Count, Finite, Seeds
+from grpo_jax.commands.harness.limits import Count, CountOrNone, Finite, Seeds
 from grpo_jax.commands.harness.parsing import Words, parse_flags, peek
 from grpo_jax.commands.harness.study import EvaluationArguments, RecordingArguments, StudyArguments
 from grpo_jax.errors import ConfigError
@@ -128,9 +128,9 @@ class Arguments(CompletionArguments, StudyArguments):
     """Dtype of the saved weights."""
     num_seeds: Seeds = 1
     """Independent runs, each of which gives a model."""
-    sample_every: Count | None = None
-    """Iterations between two measurements on held-out prompts, which also print samples; None: so many that all
-    measurements make at most a fifth of the completions of training, but one before and one after it."""
+    sample_every: CountOrNone | None = None
+    """Iterations between two measurements on held-out prompts, which also print samples; 0 makes none; None: so many
+    that all make at most a fifth of the completions of training, but one before and one after it."""
     stop_at_reward: Finite | None = None
     """Stop a seed once the mean reward of sampled completions of a measurement is at least this."""
     num_held_out: Count = 32

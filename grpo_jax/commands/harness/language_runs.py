@@ -33,12 +33,12 @@ SHARE = 0.2
 
 
 def measurement_interval(settings: Any, num_iterations: int | None, num_held_out: int) -> int:
-    """Iterations between two measurements on so many prompts: as set, or so few that all cost at most `SHARE`.
+    """Iterations between two measurements on so many prompts: as set, 0 for none, or so few that all cost `SHARE`.
 
-    The measurements before and after training are always made.
+    If there are any, one is made before and one after training.
     """
     if settings.sample_every is not None or num_iterations is None:
-        return settings.sample_every or 10
+        return 10 if settings.sample_every is None else settings.sample_every
     budget = SHARE * settings.num_prompts * settings.group_size * num_iterations
     affordable = max(int(budget // (num_held_out * (settings.num_samples + 1))), 2)
     return max(math.ceil(num_iterations / (affordable - 1)), 1)
@@ -85,6 +85,8 @@ class HeldOutCurves:
         if self._received and not self.arguments.recording.checkpoint_every:
             raise StopSignal(self._received[0], self.folder)
         iteration, every = progress.iteration, self._every
+        if not every:
+            return None
         # A resumed run repeats the points after its checkpoint, and keeps that of the checkpoint itself.
         self.points = [point for point in self.points if point["iteration"] <= iteration]
         last = self.points[-1]["iteration"] if self.points else -1
@@ -192,7 +194,9 @@ class HeldOutCurves:
             log_table("held_out", ["prompt", "completion", *names], rows, iteration=iteration)
 
     def finish(self) -> None:
-        """Prints the means before and after the run, and draws them all along it."""
+        """Prints the means before and after the run, and draws them all along it, if there are measurements."""
+        if not self._every:
+            return
         about = measured_on(self.task, self.arguments)
         names = about, "before", "after"
         print_table(self.console, [dict(zip(names, row, strict=True)) for row in before_and_after(self.points)])

@@ -1,5 +1,6 @@
 """The runs of `grpo-jax lm`: trained, measured on held-out prompts, and saved as folders."""
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from grpo_jax.language.folder import find_model, read_fields
 from grpo_jax.policies import add_lora
 from grpo_jax.recording import RunSpec
 from grpo_jax.recording.files import write_json
-from grpo_jax.recording.run_folder import StopSignal, deferred_signals
+from grpo_jax.recording.run_folder import CHECKPOINTS, StopSignal, deferred_signals
+from grpo_jax.runs.result import NUM_EPISODES
 from grpo_jax.sweeps.runs import Score
 from grpo_jax.types import PyTree
 
@@ -32,7 +34,10 @@ def train(arguments: Any, task: LanguageTask, starts: Sequence[Path], plan: RunS
       plan: the run.
     """
     with deferred_signals() as received:
-        score = Score(None, f"mean reward of the last measurement: {measured_on(task, arguments)}")
+        last = f"last measurement: {measured_on(task, arguments)}"
+        if arguments.sample_every == 0:
+            last = f"last {NUM_EPISODES} or more completions of training"
+        score = Score(None, f"mean reward of the {last}")
         study = CommandStudy("language_model", [plan], arguments, score=score)
         record_template(study.out, task)
         curves = HeldOutCurves(task, plan, study.out, study.console, arguments, received)
@@ -41,6 +46,8 @@ def train(arguments: Any, task: LanguageTask, starts: Sequence[Path], plan: RunS
         curves.states = None  # the moments are no longer needed
         save_models(curves, params, starts)
         study.finish()
+        if arguments.lora_rank is None and arguments.recording.checkpoint_every is None:
+            shutil.rmtree(study.out / CHECKPOINTS, ignore_errors=True)  # large, and the models are written
 
 
 def _train(study: CommandStudy, curves: HeldOutCurves, starts: Sequence[Path]) -> TrainState:
@@ -62,7 +69,8 @@ def _train(study: CommandStudy, curves: HeldOutCurves, starts: Sequence[Path]) -
             raise
         advice = f"to go on from the last checkpoint, repeat the command with --resume --out {study.out}"
         raise RewardError(f"{error}. Nothing before is lost: {advice}") from error
-    study.add(run._replace(result=run.result._replace(states=None), final_returns=curves.last_rewards))
+    rewards = run.result.final_return if curves.arguments.sample_every == 0 else curves.last_rewards
+    study.add(run._replace(result=run.result._replace(states=None), final_returns=rewards))
     return run.result.states
 
 
