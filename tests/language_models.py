@@ -9,7 +9,10 @@ from grpo_jax.language import LanguageTask, Reward, as_prompts, save_model
 from grpo_jax.language.weights import published_names
 from grpo_jax.policies import Transformer
 
-MODEL_TYPES = {"llama": {}, "qwen2": {"attention_bias": True, "tie_embeddings": True}, "qwen3": {"qk_norm": True}}
+MODEL_TYPES = {
+    **{"llama": {}, "qwen2": {"attention_bias": True, "tie_embeddings": True}, "qwen3": {"qk_norm": True}},
+    "smollm3": {"no_rope_interval": 4, "tie_embeddings": True},
+}
 
 CHAT = [
     {"role": "system", "content": "Answer with a number."},
@@ -107,6 +110,19 @@ def make_task(model, rows=({"prompt": "12", "answer": "a"}, {"prompt": "345", "a
     return LanguageTask(model=model, prompts=as_prompts(list(rows)), **fields)
 
 
+def numpy_frequencies(config):
+    """Of rotary positions, float64, as published for Llama 3.1: by the lengths of waves."""
+    half, rope = config["head_dim"] // 2, config["rope_scaling"] or {"rope_type": "default"}
+    plain = config["rope_theta"] ** (-np.arange(half) / half)
+    if rope["rope_type"] != "llama3":
+        return plain / rope.get("factor", 1.0)
+    low, high, context = rope["low_freq_factor"], rope["high_freq_factor"], rope["original_max_position_embeddings"]
+    wave, slow = 2 * np.pi / plain, plain / rope["factor"]
+    smooth = (context / wave - low) / (high - low)
+    between = (1 - smooth) * slow + smooth * plain
+    return np.where(wave < context / high, plain, np.where(wave > context / low, slow, between))
+
+
 def numpy_forward(folder, tokens):
     """The input of the heads after each token `[L, width]` in float64, and the published tensors, which it is from."""
     load_file = pytest.importorskip("safetensors.flax").load_file
@@ -121,20 +137,23 @@ def numpy_forward(folder, tokens):
     def project(x, name):
         return x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", 0.0)
 
-    def rotate(x):
-        angle = np.arange(len(x))[:, None, None] * config["rope_theta"] ** (-np.arange(size // 2) / (size // 2))
+    def rotate(x, number):
+        if config["model_type"] == "smollm3" and number % 4 == 3:
+            return x
+        angle = np.arange(len(x))[:, None, None] * numpy_frequencies(config)
         a, b = np.split(x, 2, axis=-1)
         cos, sin = np.cos(angle), np.sin(angle)
         return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
     x = weights["model.embed_tokens.weight"][tokens]
-    for layer in (f"model.layers.{number}" for number in range(config["num_hidden_layers"])):
+    for number in range(config["num_hidden_layers"]):
+        layer = f"model.layers.{number}"
         y, attention = norm(x, f"{layer}.input_layernorm"), f"{layer}.self_attn"
         q, k, v = (project(y, f"{attention}.{name}_proj").reshape(len(x), -1, size) for name in "qkv")
         if f"{attention}.q_norm.weight" in weights:
             q, k = norm(q, f"{attention}.q_norm"), norm(k, f"{attention}.k_norm")
-        k, v = (np.repeat(each, heads // kv_heads, axis=1) for each in (rotate(k), v))
-        logits = np.einsum("ihd,jhd->hij", rotate(q), k) / np.sqrt(size)
+        k, v = (np.repeat(each, heads // kv_heads, axis=1) for each in (rotate(k, number), v))
+        logits = np.einsum("ihd,jhd->hij", rotate(q, number), k) / np.sqrt(size)
         logits = np.where(np.tri(len(x), dtype=bool), np.exp(logits - logits.max(-1, keepdims=True)), 0)
         attended = np.einsum("hij,jhd->ihd", logits / logits.sum(-1, keepdims=True), v).reshape(len(x), -1)
         x = x + project(attended, f"{attention}.o_proj")

@@ -25,6 +25,14 @@ MODEL_TYPES = {
     "llama": {},
     "qwen2": {"attention_bias": True},
     "qwen3": {"qk_norm": True},
+    "smollm3": {"no_rope_interval": 4},
+}
+_CLASSES = {"smollm3": "SmolLM3ForCausalLM"}  # where it is not the capitalised type
+_TIED = ("smollm3",)  # types whose config.json leaves out tie_word_embeddings where it is true
+# For each type of rotary positions: the numbers of config.json, in the order of `Transformer.rope_scaling`.
+_ROPE_TYPES = {
+    **{"default": (), "linear": ("factor",)},
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
 }
 UNLIMITED = 2**31 - 1  # the context of a model whose config.json names none
 
@@ -41,14 +49,14 @@ _FIELDS = {
 # Fields of config.json with one supported value, which they may also leave out.
 _SUPPORTED = {
     **{"hidden_act": "silu", "use_sliding_window": False, "quantization_config": None},
-    **{"partial_rotary_factor": 1.0, "attention_bias": False, "mlp_bias": False},
+    **{"partial_rotary_factor": 1.0, "attention_bias": False, "mlp_bias": False, "no_rope_layer_interval": 4},
 }
 
 # The types of fields of config.json, besides its sizes.
 _KINDS = {
     **{"model_type": str, "architectures": list[str], "tie_word_embeddings": bool, "layer_types": list[str]},
     **{"rope_parameters": dict[str, Any], "rope_scaling": dict[str, Any]},
-    **{"rope_theta": float, "rms_norm_eps": float},
+    **{"rope_theta": float, "rms_norm_eps": float, "no_rope_layers": list[int]},
 }
 
 
@@ -163,14 +171,17 @@ def as_architecture(path: Path, published: Mapping[str, Any], **changes: Any) ->
     for field, supported in _SUPPORTED.items():
         if published.get(field, supported) != supported:
             raise ConfigError(f"{path}: {field}={published[field]!r} is not supported, only {supported!r}")
-    rope = published.get("rope_parameters") or published.get("rope_scaling") or {}
-    if rope.get("rope_type", rope.get("type", "default")) != "default" or rope.get("partial_rotary_factor", 1.0) != 1:
-        raise ConfigError(f"{path}: scaled rotary positions are not supported: {rope}; use a checkpoint without")
+    rope = published.get("rope_scaling") or published.get("rope_parameters") or {}
     if other := set(published.get("layer_types") or []) - {"full_attention"}:
         raise ConfigError(f"{path}: layer_types has {sorted(other)[0]!r}, and only 'full_attention' is supported")
-    given = {"rope_theta": rope.get("rope_theta")}
+    interval = MODEL_TYPES[model_type].get("no_rope_interval", UNLIMITED)
+    layers = published.get("no_rope_layers") or ()
+    if any((number % interval > 0) != has_rope for number, has_rope in enumerate(layers, start=1)):
+        raise ConfigError(f"{path}: no_rope_layers={layers} is not supported, only 0 at each 4th layer of smollm3")
+    given = {"rope_theta": rope.get("rope_theta"), "tie_word_embeddings": model_type in _TIED}
     given |= {name: value for name, value in published.items() if value is not None}
     fields = {field: given[name] for name, field in _FIELDS.items() if given.get(name) is not None}
+    fields["rope_scaling"] = _rope_scaling(path, rope)
     try:
         architecture = Transformer(**fields | MODEL_TYPES[model_type] | changes)
     except ConfigError as error:
@@ -178,16 +189,32 @@ def as_architecture(path: Path, published: Mapping[str, Any], **changes: Any) ->
     return architecture, given.get("max_position_embeddings", UNLIMITED)
 
 
+def _rope_scaling(path: Path, rope: Mapping[str, Any]) -> tuple[float, ...] | None:
+    """The numbers of scaled rotary positions in fields of config.json; None: they are not scaled."""
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind not in _ROPE_TYPES or rope.get("partial_rotary_factor", 1.0) != 1:
+        supported = f"only the types {', '.join(_ROPE_TYPES)}, of whole heads"
+        raise ConfigError(f"{path}: rotary positions {rope} are not supported, {supported}; use another checkpoint")
+    if missing := [name for name in _ROPE_TYPES[kind] if rope.get(name) is None]:
+        raise ConfigError(f"{path}: rotary positions {rope} lack {', '.join(missing)}; copy the published file again")
+    return tuple(rope[name] for name in _ROPE_TYPES[kind]) or None
+
+
 def describe_architecture(architecture: Transformer, *, vocab_size: int, context: int) -> dict[str, Any]:
     """The fields of config.json for this architecture; ConfigError if no published model type has its variants."""
     variants = {name: getattr(architecture, name) for fields in MODEL_TYPES.values() for name in fields}
-    types = [name for name, fields in MODEL_TYPES.items() if dict.fromkeys(variants, False) | fields == variants]
+    defaults = {name: getattr(Transformer, name) for name in variants}
+    types = [name for name, fields in MODEL_TYPES.items() if defaults | fields == variants]
     if not types:
         raise ConfigError(f"no published model type has {variants}; use one of {MODEL_TYPES}")
-    size = architecture.sizes
+    size, kind, scaling = architecture.sizes, types[0], architecture.rope_scaling
+    rope, names = next(item for item in _ROPE_TYPES.items() if len(item[1]) == len(scaling or ()))
+    scaled = {"rope_type": rope, **dict(zip(names, scaling or (), strict=True))}
     return {
-        **{"model_type": types[0], "architectures": [f"{types[0].capitalize()}ForCausalLM"], "hidden_act": "silu"},
+        **{"model_type": kind, "architectures": [_CLASSES.get(kind, f"{kind.capitalize()}ForCausalLM")]},
         **{name: getattr(architecture, field) for name, field in _FIELDS.items()},
         **{"num_attention_heads": size.heads, "num_key_value_heads": size.kv_heads, "head_dim": size.head},
         **{"intermediate_size": size.feedforward, "max_position_embeddings": context, "vocab_size": vocab_size},
+        **{"hidden_act": "silu", "rope_scaling": scaling and scaled},
+        **({"no_rope_layers": None} if architecture.no_rope_interval else {}),  # by the interval
     }

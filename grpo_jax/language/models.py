@@ -152,6 +152,7 @@ def changed_fields(model: LanguageModel, vocab_size: int) -> dict[str, Any]:
     fields = describe_architecture(model.architecture, vocab_size=vocab_size, context=model.context)
     if fields == found:
         return {}
-    if rope := published.get("rope_parameters"):  # where transformers 5 looks
+    if published.get("rope_parameters"):  # where transformers 5 looks
+        rope = fields["rope_scaling"] or {"rope_type": "default"}
         fields["rope_parameters"] = rope | {"rope_theta": fields["rope_theta"]}
     return fields

@@ -53,16 +53,18 @@ class Decoder(nn.Module):
           The output of each head, float32 `[N, S, vocab_size]`, `[N, S, 1]` or `[N, S, width]`; and the cache with the
           new tokens.
         """
-        config, size = self.architecture, self.architecture.sizes
+        config = self.architecture
         embedding = self.param(
             "embedding", nn.initializers.normal(0.02), (self.vocab_size, config.width), config.frozen_dtype
         )
         x = embedding[tokens].astype(config.compute_dtype)
-        rotation = _rotation(positions, size.head, config.rope_base)
+        has_rope = [config.has_rope(layer) for layer in range(config.num_layers)]
+        rotations = {has: _rotation(positions * has, config) for has in {*has_rope}}  # without: by an angle of 0
         # A single step (with a slot) has no gradient.
         block = nn.remat(Block) if config.checkpoint_layers and slot is None else Block
         cache = []
         for layer, past_of_layer in enumerate(past or (None,) * config.num_layers):
+            rotation = rotations[has_rope[layer]]
             x, kept = block(config, name=f"block_{layer}")(x, rotation, mask, past_of_layer, slot)
             cache.append(kept)
         x = Norm(config.norm_eps, name="norm")(x).astype(jnp.float32)
@@ -134,11 +136,31 @@ class Norm(nn.Module):
         return (full * broadcast_to_rank(scale, x.ndim)).astype(x.dtype)
 
 
-def _rotation(positions, head_size, base):
-    """Cosine and sine `[N, S, 1, head_size / 2]` of the angle of each pair (https://arxiv.org/abs/2104.09864)."""
-    frequencies = base ** (-jnp.arange(head_size // 2) / (head_size // 2))
+def _rotation(positions, architecture):
+    """Cosine and sine `[N, S, 1, head_size / 2]` of the angle of each pair."""
+    frequencies = rope_frequencies(architecture)
     angles = positions[..., None, None].astype(frequencies.dtype) * frequencies[None, None, None]
     return jnp.cos(angles), jnp.sin(angles)
+
+
+def rope_frequencies(architecture: Transformer) -> jax.Array:
+    """The angle by which each pair i of the `h` features of a head turns per token, `[h / 2]`: f = base^(-2 i / h).
+
+    The base is `rope_base` (https://arxiv.org/abs/2104.09864). `rope_scaling` divides f by its factor. With all of its
+    numbers (Llama 3.1), it does so only to pairs that turn slowly, less than low times in the original context c:
+
+        f · (k + (1 - k) / factor),  k = clip((c f / 2π - low) / (high - low), 0, 1)
+    """
+    size = architecture.sizes.head
+    frequencies = architecture.rope_base ** (-jnp.arange(size // 2) / (size // 2))
+    if architecture.rope_scaling is None:
+        return frequencies
+    factor, *others = architecture.rope_scaling
+    if not others:
+        return frequencies / factor
+    low, high, context = others
+    kept = jnp.clip((context * frequencies / (2 * jnp.pi) - low) / (high - low), 0, 1)
+    return frequencies * (kept + (1 - kept) / factor)
 
 
 def _rotate(x, rotation):

@@ -57,6 +57,11 @@ class Transformer(KnownFields):
     """Units of the transformer's feed-forward layers; None: 8/3 of the width, rounded up to a multiple of 8."""
     rope_base: float = 10_000.0
     """Base of the rotary positions: the slowest pair of features turns by about 1/rope_base per token."""
+    rope_scaling: tuple[float, ...] | None = None
+    """Of a context that was extended: (factor,) for linear scaling, or (factor, low_freq_factor, high_freq_factor,
+    original_max_position_embeddings) for that of Llama 3.1; None: rotary positions are not scaled."""
+    no_rope_interval: int | None = None
+    """Every layer of this number has no rotary positions, such as each 4th in SmolLM3; None: all layers have them."""
     norm_eps: float = 1e-6
     """Added to the mean square in the transformer's RMS norms."""
     attention_bias: bool = False
@@ -97,6 +102,8 @@ class Transformer(KnownFields):
                 raise ConfigError(
                     f"{name}={value!r} has no effect without adapters; set lora_rank, such as 16, or leave out {name}"
                 )
+        if self.rope_scaling is not None:
+            self._check_rope_scaling()
         if self.head_size is None and self.width % self.num_heads:
             raise ConfigError(
                 f"width={self.width} is not a multiple of num_heads={self.num_heads}; change one, or set head_size"
@@ -110,6 +117,19 @@ class Transformer(KnownFields):
             raise ConfigError(
                 f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}; change one of them"
             )
+
+    def _check_rope_scaling(self):
+        given = self.rope_scaling
+        numbers = given if isinstance(given, tuple | list) else ()
+        are_positive = all(type(each) in (int, float) and 0 < each <= LARGEST_FLOAT for each in numbers)
+        if not are_positive or not (len(numbers) == 1 or len(numbers) == 4 and numbers[1] < numbers[2]):
+            form = "(factor,), or (factor, low_freq_factor, high_freq_factor, original_max_position_embeddings)"
+            raise ConfigError(f"rope_scaling={given!r:.200} must be {form}, low < high, such as (8.0, 1.0, 4.0, 8192)")
+        object.__setattr__(self, "rope_scaling", tuple(numbers))
+
+    def has_rope(self, layer: int) -> bool:
+        """Whether the layer of this index, from 0, has rotary positions."""
+        return self.no_rope_interval is None or (layer + 1) % self.no_rope_interval > 0
 
     @property
     def adapter(self) -> Adapter | None:

@@ -122,7 +122,10 @@ def header(size):
 
 TEMPLATES = ["{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", "{% break %}", "{{ " + "9" * 5000 + " }}", "{% if %}"]
 TEMPLATES += ["{% for each in messages %}" * 30 + "{% endfor %}" * 30]
-ROPES = {"rope_type": "llama3"}, {"rope_type": "yarn"}, {"partial_rotary_factor": 0.5}
+ROPES = {"rope_type": "dynamic", "factor": 2.0}, {"type": "yarn"}, {"partial_rotary_factor": 0.5}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 = [LLAMA3 | {"original_max_position_embeddings": each} for each in (None, 0, "8192", [8192], True)]
+LLAMA3 += [LLAMA3[0] | {"original_max_position_embeddings": 8192, "low_freq_factor": 4.0}, {"type": "linear"}]
 LACKS = "lacks 'model.layers.*input_layernorm"
 WRONG = [
     ("tokenizer.json", [None], load_model, "has no tokenizer.json; name the folder of a model"),
@@ -133,8 +136,17 @@ WRONG = [
     (CONFIG, [{"vocab_size": 300}], load_params, r"embed_tokens.weight .*: \(258, 16\) instead of \(300, 16\)"),
     (CONFIG, [{"num_hidden_layers": 2}, {"num_hidden_layers": 10**9}], load_params, LACKS),
     (CONFIG, [{"model_type": "gemma3"}], load_model, "model_type='gemma3' is not supported; use one of llama, qwen2"),
-    (CONFIG, [{"rope_scaling": each} for each in ROPES], load_model, "scaled rotary positions are not supported"),
-    (CONFIG, [{"rope_parameters": each} for each in ROPES], load_model, "scaled rotary positions are not supported"),
+    *(
+        (CONFIG, [{field: each} for each in ropes], load_model, message)
+        for field in ("rope_scaling", "rope_parameters")
+        for ropes, message in (
+            (ROPES, "are not supported, only the types default, linear, llama3, of whole heads"),
+            ([LLAMA3[0]], "rotary positions .* lack original_max_position_embeddings"),
+            ([LLAMA3[-1]], "rotary positions .* lack factor"),
+            (LLAMA3[1:-1], "config.json: rope_scaling=.* must be .*low < high"),
+        )
+    ),
+    (CONFIG, [{"no_rope_layers": [1, 0]}], load_model, "only 0 at each 4th layer of smollm3"),
     (CONFIG, [{"hidden_act": "gelu"}], load_model, "hidden_act='gelu' is not supported, only 'silu'"),
     (CONFIG, [{"use_sliding_window": True}, {"attention_bias": True}], load_model, "=True is not supported, only F"),
     (CONFIG, [{"layer_types": ["full_attention", "sliding_attention"]}], load_model, "has 'sliding_attention'"),
@@ -208,7 +220,10 @@ def test_weights_that_are_no_finite_floats_or_of_another_size_are_named(folder):
             load_params(folder)
 
 
-SIZES = {"llama": {"num_layers": 2}, "qwen2": {}, "qwen3": {"head_size": 6}}
+SIZES = {
+    **{"llama": {"num_layers": 2, "rope_scaling": (8.0, 1.0, 4.0, 16)}, "qwen2": {"rope_scaling": (4.0,)}},
+    **{"qwen3": {"head_size": 6}, "smollm3": {"num_layers": 4}},
+}
 TOKENS = np.array([[3, 1, 4, 10, 5, 9], [2, 6, 0, 7, 7, 1]])
 
 

@@ -61,7 +61,7 @@ def test_adapters_are_merged_when_a_model_is_saved(model, trained, tmp_path):
 
 CHANGES = {
     **{"rope_base": 100.0, "norm_eps": 0.5, "tie_embeddings": True, "num_kv_heads": 1, "head_size": 6, "num_layers": 2},
-    **{"feedforward_size": 24, "qk_norm": False, "num_heads": 8, "vocab_size": 300},
+    **{"feedforward_size": 24, "qk_norm": False, "num_heads": 8, "vocab_size": 300, "rope_scaling": (4.0,)},
 }
 
 

@@ -37,8 +37,9 @@ def published_logits(folder, tokens):
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_logits_agree(tmp_path, model_type, dtype):
-    folder = make_model(tmp_path / "first", model_type)
-    model, params = load_model(folder, rope_base=100.0, norm_eps=1e-3), load_params(folder)
+    folder = make_model(tmp_path / "first", model_type, num_layers=4)
+    changes = {"rope_base": 100.0, "norm_eps": 1e-3, "rope_scaling": (8.0, 1.0, 4.0, 16)}
+    model, params = load_model(folder, **changes), load_params(folder)
     trained = jax.tree.map(lambda leaf: leaf + 0.1 * jax.random.normal(jax.random.key(1), leaf.shape), params)
     saved = tmp_path / "saved"
     save_trained(saved, model, trained, dtype=dtype)
@@ -76,7 +77,7 @@ def test_a_trained_folder_answers_as_the_command_says(tmp_path, monkeypatch, fla
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_a_folder_that_transformers_wrote_loads_here(tmp_path, model_type):
-    folder = make_model(tmp_path / "first", model_type)
+    folder = make_model(tmp_path / "first", model_type, rope_scaling=(8.0, 1.0, 4.0, 16))
     for part in (transformers.AutoModelForCausalLM, transformers.AutoTokenizer):
         part.from_pretrained(folder).save_pretrained(tmp_path / "saved")
     model = load_model(tmp_path / "saved")

@@ -16,6 +16,7 @@ from grpo_jax.devices.execution_plan import CPU
 from grpo_jax.environments import group_parameters
 from grpo_jax.groups import FRESH, one_carry_per_group
 from grpo_jax.policies import SamplingHyperparams, Transformer, make_token_policy
+from grpo_jax.policies.decoder import rope_frequencies
 from grpo_jax.policies.distributions import categorical
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.updates.batch import make_batch
@@ -55,7 +56,7 @@ def both(policy, params):
     return cached, policy.sequence(params, TOKENS, policy.sequence_carry(carry), None)[0]
 
 
-EVERYTHING = {"num_layers": 2, "tie_embeddings": True, "qk_norm": True, "attention_bias": True}
+EVERYTHING = {"num_layers": 2, "tie_embeddings": True, "qk_norm": True, "attention_bias": True, "no_rope_interval": 2}
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +73,16 @@ def test_neither_the_cache_nor_padding_changes_the_logits(full):
     assert np.max(np.abs(cached[:, 1] - cached[:, 4])) > 0.1, "the prompt is read"
 
 
+def test_scaled_frequencies_are_those_of_transformers():
+    """Of version 5.24.0: some of Llama 3.2's, below, between and above the bounds, and all of a linear one's."""
+    llama = Transformer(head_size=64, rope_base=5e5, rope_scaling=(32.0, 1.0, 4.0, 8192))
+    found = rope_frequencies(llama)[jnp.array([0, 8, 14, 16, 18, 20, 31])]
+    published = [1, 0.0376060307, 0.00321144611, 0.000429556705, 1.94616387e-05, 8.57025589e-06, 9.41830649e-08]
+    np.testing.assert_allclose(found, published, rtol=1e-6)
+    found = rope_frequencies(Transformer(head_size=16, rope_scaling=[4.0]))
+    np.testing.assert_allclose(found[:4], [0.25, 0.07905694, 0.025, 0.007905695], rtol=1e-6)
+
+
 def test_half_precision_is_close_and_its_weights_and_logits_are_not_half(full):
     half, params = make(**EVERYTHING, compute_dtype="bfloat16")
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
@@ -82,7 +93,7 @@ def test_half_precision_is_close_and_its_weights_and_logits_are_not_half(full):
     for logits, exact in zip((cached, parallel), full, strict=True):
         error = np.abs(logits - exact)
         assert 0 < np.max(error) < 0.05 * np.max(np.abs(exact))
-        assert np.mean(error) < 0.02  # a logit is rounded on either path, and in another order on each
+        assert np.mean(error) < 0.025  # a logit is rounded on either path, and in another order on each
 
 
 def rolled_out(config, hyperparams=None, key=1):

@@ -87,7 +87,7 @@ class Arguments(CompletionArguments, StudyArguments):
     WORDS: ClassVar = WORDS
 
     model: Path
-    """Folder of a Llama, Qwen2 or Qwen3 model: config.json, safetensors, tokenizer.json."""
+    """Folder of a Llama, Qwen2, Qwen3 or SmolLM3 model: config.json, safetensors, tokenizer.json."""
     prompts: Path
     """JSON lines with prompt (a text) or messages (a chat), and fields for the rewards."""
     reward: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="MODULE:NAME[=WEIGHT]")]
