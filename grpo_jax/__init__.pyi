@@ -35,6 +35,8 @@ from .sweeps import plot as plot
 from .sweeps import sweep as sweep
 from .training.train import make_init as make_init
 from .training.train import make_train as make_train
+from .training.train_step import make_learn as make_learn
+from .training.train_step import make_play as make_play
 from .training.train_step import make_train_step as make_train_step
 from .types import TrainState as TrainState
 

@@ -78,7 +78,7 @@ def _environment(config: Any) -> Rules:
     """The environment's `outcome` and `forced_action`, if it has them, against the algorithm."""
     env, start = config.env, config.algorithm.start
     yield (
-        env.outcome is not None and not start.from_reset,
+        (env.outcome is not None or env.host is not None) and not start.from_reset,
         f"{env.name!r} rewards whole episodes (it has an outcome), but rollouts of this algorithm begin or end in "
         "mid-episode; use one-episode groups, such as algorithm=PPO._replace(start=FRESH)",
     )

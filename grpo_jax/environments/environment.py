@@ -23,6 +23,21 @@ class Transition(NamedTuple):
     info: Mapping[str, Any] = {}  # what the environment reports beside these: see `Environment.extras`
 
 
+class HostSide(NamedTuple):
+    """What an environment leaves to the host between compiled programs: what groups play, and what it is worth.
+
+    A run is then two programs, the rollout and the update, which call nothing, so that JAX keeps them for the next
+    start. Both functions get and return NumPy arrays, for `R` rows (seeds × hyperparameters) at once.
+    """
+
+    # (params, keys, iteration) -> the parameters, by name, that `G` groups play in an iteration, each [R, G, ...], from
+    # all they have, each [R, G, ...], and the keys [R] with which the rows began; always the same for these
+    choose: Callable
+    # (states, params) -> RewardParts: an outcome as `Environment.outcome` gives, with `rewarded`, of leaves [R, B, ...]
+    outcome: Callable
+    in_steps: bool = False  # the outcome is [R, B, max_steps, K], and not [R, B, K]
+
+
 class Environment(NamedTuple):
     """Pure functions of a single environment; `vmap` runs many in parallel."""
 
@@ -39,7 +54,8 @@ class Environment(NamedTuple):
     # (state, params) -> int32 [P]: the tokens that a policy reads before the first observation, padded with -1
     prompt: Callable | None = None
     task: Any = None  # the `tokens.Task` of a token environment
-    on_host: bool = False  # resets, steps or outcomes call the host
+    on_host: bool = False  # resets or steps call the host, from within compiled programs
+    host: HostSide | None = None  # in place of an outcome: one by the host, between compiled programs
     # (states, params), each leaf [B, ...] -> RewardParts [B, K]: the reward of whole episodes, added to that of their
     # last step; or RewardParts [B, max_steps, K]: added to the rewards of their steps, in order. It is called once, on
     # the final states of a rollout, so rollouts must have one episode each.

@@ -1,5 +1,6 @@
 """Prompts from a file: texts or chats, with fields for the rewards."""
 
+import functools
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -119,6 +120,30 @@ def encode_prompts(tokenizer: Tokenizer, prompts: Prompts | Sequence[Prompt]) ->
             raise ConfigError(f"{source}: the prompt has no tokens; write at least one character")
     longest = max(map(len, rows))
     return np.array([[PAD] * (longest - len(row)) + row for row in rows], np.int32)
+
+
+def rounds(seed: Sequence[int], num_prompts: int, num_groups: int, iteration: int) -> np.ndarray:
+    """Which of `N` prompts the groups of an iteration get, int `[G]`: all of them before any comes again.
+
+    Each pass through the prompts has an order of its own, drawn from the seed. An iteration that begins in one pass and
+    ends in the next has no prompt twice, if there are enough.
+    """
+    orders, first = _orders(tuple(map(int, seed)), num_prompts, num_groups), iteration * num_groups
+    while len(orders) * num_prompts < first + num_groups:
+        order = np.random.default_rng([*map(int, seed), len(orders)]).permutation(num_prompts)
+        if begun := len(orders) * num_prompts % num_groups:
+            before = orders[-1][-begun:]
+            others = order[~np.isin(order, before)][: num_groups - begun]
+            order = np.concatenate([others, order[~np.isin(order, others)]])
+        orders.append(order)
+    passes = orders[first // num_prompts : (first + num_groups - 1) // num_prompts + 1]
+    return np.concatenate(passes)[first % num_prompts :][:num_groups]
+
+
+@functools.lru_cache(maxsize=256)
+def _orders(seed: tuple[int, ...], num_prompts: int, num_groups: int) -> list[np.ndarray]:
+    """The orders of the passes so far, of one row: each depends on the one before."""
+    return []
 
 
 def _content(row: dict[str, Any], source: str) -> Prompt:

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import threading
 import time
 from collections.abc import Sequence
 
@@ -13,7 +12,7 @@ import numpy as np
 from grpo_jax.environments.tokens import PAD
 from grpo_jax.errors import ConfigError
 from grpo_jax.language.models import LanguageModel
-from grpo_jax.language.prompts import Prompts
+from grpo_jax.language.prompts import Prompts, rounds
 from grpo_jax.language.rewards import Reward, call_rewards, check_rewards, totals
 
 
@@ -43,7 +42,6 @@ class LanguageTask:
 
     def __post_init__(self):
         """Checks the fields."""
-        object.__setattr__(self, "_lock", threading.Lock())
         object.__setattr__(self, "reward_times", [])
         training, held_out = self.prompts, self.held_out or self.prompts
         if (held_out.fields.keys(), held_out.are_chats) != (training.fields.keys(), training.are_chats):
@@ -68,12 +66,24 @@ class LanguageTask:
 
     @functools.cached_property
     def tokens(self) -> np.ndarray:
-        """int32 `[N, P]`: the tokens of all prompts, padded with -1 on the left."""
-        return self.model.encode(self.all_prompts, self.max_completion)
+        """int32 `[N, P]`: the tokens of all prompts, padded with -1 on the left, to a multiple of 8: few programs."""
+        tokens = self.model.encode(self.all_prompts, self.max_completion)
+        return np.pad(tokens, [(0, 0), (-tokens.shape[1] % 8, 0)], constant_values=PAD)
 
-    def tokens_of(self, prompt: np.ndarray) -> np.ndarray:
-        """The tokens of prompts by their indices, int `[...]`: int32 `[..., P]`, for `call_host`."""
-        return self.tokens[np.asarray(prompt)]
+    def draw(self, seed: np.ndarray, held_out: np.ndarray, iteration: int) -> np.ndarray:
+        """The prompts of the groups of an iteration by their indices, int32 `[G]`: see `rounds`.
+
+        Args:
+          seed: whole numbers, of the orders.
+          held_out: bool `[G]`: the group gets one of the held-out prompts, or of all prompts, if none is held out.
+          iteration: iterations before this one.
+        """
+
+        def drawn(first, end):
+            return first + rounds(seed, end - first, len(held_out), iteration)
+
+        measured = drawn(0 if self.held_out is None else self.num_training, len(self.tokens))
+        return np.where(held_out, measured, drawn(0, self.num_training)).astype(np.int32)
 
     @functools.cached_property
     def stops(self) -> tuple[np.ndarray, np.ndarray] | None:
@@ -128,12 +138,11 @@ class LanguageTask:
         given = {"prompts": rows.contents, "completions": completions, "completion_ids": ids}
         return {**given, "max_completion": [self.max_completion] * len(ids), **rows.fields}
 
-    def score_in_callback(self, prompt: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """As `judge`, with process rewards at each step, for `call_host`."""
-        with self._lock:  # several devices may call
-            started = time.perf_counter()
-            scores = self.judge(prompt, tokens, steps=self.process_rewards)
-            self.reward_times.append(time.perf_counter() - started)
+    def score(self, prompt: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """As `judge`, with process rewards at each step; in `reward_times` too."""
+        started = time.perf_counter()
+        scores = self.judge(prompt, tokens, steps=self.process_rewards)
+        self.reward_times.append(time.perf_counter() - started)
         return scores
 
     @property

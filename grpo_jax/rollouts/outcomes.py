@@ -5,6 +5,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from grpo_jax.environments import Environment
 from grpo_jax.errors import ConfigError, are_alike, describe_arrays
@@ -12,9 +13,9 @@ from grpo_jax.policies.normalization import EPS, Normalizer
 from grpo_jax.types import RewardParts, RolloutState, Trajectory
 
 
-def outcome_return(environment: Environment, end: RolloutState) -> jax.Array:
-    """The sum of the rewards `[B]` that the outcome adds to the episodes with these final states."""
-    reward = _evaluate(environment, end).total
+def outcome_return(environment: Environment, end: RolloutState, outcome: RewardParts | None = None) -> jax.Array:
+    """The sum of the rewards `[B]` that the outcome adds to episodes with these final states; None: it is evaluated."""
+    reward = (_evaluate(environment, end) if outcome is None else outcome).total
     if reward.ndim == 1:
         return reward
     return jnp.sum(reward, axis=1, where=jnp.arange(reward.shape[1]) < end.episode_length[:, None])
@@ -45,7 +46,18 @@ def add_outcome(
             f"{environment.name!r} rewards whole episodes (it has an outcome), but auto_reset=True starts the next "
             "episode instead of keeping the final state; use auto_reset=False"
         )
-    parts = _at_steps(_evaluate(environment, end), trajectory)
+    return add_parts(environment, _evaluate(environment, end), discount, end, trajectory)
+
+
+def add_parts(
+    environment: Environment,
+    outcome: RewardParts,
+    discount: jax.Array | float,
+    end: RolloutState,
+    trajectory: Trajectory,
+) -> tuple[RolloutState, Trajectory]:
+    """Adds an outcome that is known already: see `add_outcome`."""
+    parts = _at_steps(_checked(environment, outcome, end.num_envs), trajectory)
 
     def add(totals, xs):
         reward, valid = xs
@@ -63,6 +75,22 @@ def add_outcome(
     )
     end = end._replace(episode_return=end.episode_return + total, discounted_return=end.discounted_return + discounted)
     return end, trajectory
+
+
+def evaluated_on_host(environment: Environment, end: RolloutState) -> RewardParts:
+    """The outcome, `[R, B, ...]`, that the host side gives for final states, each leaf `[R, B, ...]`, in NumPy."""
+    states, params = jax.tree.map(np.asarray, (end.environment, end.environment_params))
+    values, weights, rewarded = environment.host.outcome(states, params)
+    return RewardParts(np.asarray(values, np.float32), np.asarray(weights, np.float32), np.asarray(rewarded, bool))
+
+
+def outcome_shapes(environment: Environment, *sizes: int) -> RewardParts | None:
+    """The shapes of the outcome by the host side of an environment, of so many `[B]` or `[R, B]`; None without one."""
+    if environment.host is None:
+        return None
+    steps = (environment.max_steps,) if environment.host.in_steps else ()
+    shape = *sizes, *steps, len(environment.reward_names)
+    return RewardParts(*(jax.ShapeDtypeStruct(shape, dtype) for dtype in (jnp.float32, jnp.float32, bool)))
 
 
 def _at_steps(parts: RewardParts, trajectory: Trajectory) -> RewardParts:
@@ -91,8 +119,12 @@ def _joined(parts: RewardParts | None, more: RewardParts) -> RewardParts:
 
 
 def _evaluate(environment: Environment, end: RolloutState) -> RewardParts:
-    """The outcome in the final states of `B` environments, `[B, K]` or `[B, max_steps, K]`, in float32."""
-    outcome, num_envs = environment.outcome(end.environment, end.environment_params), end.num_envs
+    """The outcome in the final states of `B` environments."""
+    return _checked(environment, environment.outcome(end.environment, end.environment_params), end.num_envs)
+
+
+def _checked(environment: Environment, outcome: RewardParts, num_envs: int) -> RewardParts:
+    """The outcome of `B` environments, `[B, K]` or `[B, max_steps, K]`, in float32; ConfigError for anything else."""
     steps = num_envs, environment.max_steps
     if isinstance(outcome, RewardParts) and jnp.shape(outcome.values) == jnp.shape(outcome.weights):
         values, weights, rewarded = outcome

@@ -54,12 +54,13 @@ def kept_programs(enabled: bool = True) -> Iterator[None]:
             reset_cache()  # else JAX goes on with the folder, also where the user then sets another
 
 
-def bytes_needed(program: jax.stages.Compiled | None) -> int:
-    """Bytes of a program's arguments, results and temporary arrays on each device; 0 if unknown."""
-    if program is None or not (sizes := program.memory_analysis()):
-        return 0
-    needed = sizes.argument_size_in_bytes + sizes.output_size_in_bytes + sizes.temp_size_in_bytes
-    return needed - sizes.alias_size_in_bytes
+def bytes_needed(*programs: jax.stages.Compiled) -> int:
+    """Bytes of a program's arguments, results and temporary arrays on each device, the most of several; 0: unknown."""
+    most = 0
+    for sizes in filter(None, (program.memory_analysis() for program in programs)):
+        needed = sizes.argument_size_in_bytes + sizes.output_size_in_bytes + sizes.temp_size_in_bytes
+        most = max(most, needed - sizes.alias_size_in_bytes)
+    return most
 
 
 def device_memory() -> int:

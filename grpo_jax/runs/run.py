@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import time
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -13,13 +13,22 @@ import numpy as np
 from jax.sharding import Mesh
 
 from grpo_jax.config import Config, kept_with
-from grpo_jax.devices.mesh import make_row_mesh, over_rows, pad_rows, replicated, shard_states, state_shardings
+from grpo_jax.devices.mesh import (
+    make_row_mesh,
+    over_rows,
+    pad_rows,
+    played_shardings,
+    replicated,
+    shard_states,
+    state_shardings,
+)
 from grpo_jax.environments import EnvParams
 from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.host_calls import finished
 from grpo_jax.hyperparams import Hyperparams, completed
-from grpo_jax.objectives.reductions import missing
 from grpo_jax.policies.normalization import Normalizer
+from grpo_jax.rollouts.outcomes import outcome_shapes
+from grpo_jax.runs.chunks import budgeted_chunk, budgeted_learn, budgeted_play
 from grpo_jax.runs.end_warnings import end_warnings
 from grpo_jax.runs.evaluations import Evaluate, make_evaluation
 from grpo_jax.runs.programs import bytes_needed, compiling, explain_out_of_memory, kept_programs
@@ -46,11 +55,11 @@ from grpo_jax.training.checks import (
     check_rows,
     check_run,
     makes_params,
-    try_on_shapes,
 )
+from grpo_jax.training.host_side import host_outcome, with_choices
 from grpo_jax.training.train import initial_states
-from grpo_jax.training.train_step import make_train_step
-from grpo_jax.types import PyTree, TrainState
+from grpo_jax.training.train_step import Played
+from grpo_jax.types import Metrics, PyTree, TrainState
 
 NUM_CHUNKS = 50
 """The approximate number of chunks of a run, unless their length is given."""
@@ -153,20 +162,20 @@ class Rows:
 
     def run(self) -> RunResult:
         """Makes the iterations that are left."""
-        started, program, compile_seconds, num_rows = time.perf_counter(), None, 0.0, len(self.keys)
-        with kept_programs(self.compilation_cache), explain_out_of_memory(num_rows, lambda: bytes_needed(program)):
+        started, programs, compile_seconds, num_rows = time.perf_counter(), [], 0.0, len(self.keys)
+        with kept_programs(self.compilation_cache), explain_out_of_memory(num_rows, lambda: bytes_needed(*programs)):
             if jax.process_count() == 1:
                 compiling.set()
             try:
                 progress = self.start()
                 progress = self.with_budget(self.call(progress, None))
                 if not progress.ended.all():
-                    program = self.compile(progress)
+                    programs = self.compile(progress)
                     compile_seconds = time.perf_counter() - started
             finally:
                 compiling.clear()
             started = time.perf_counter() - progress.seconds
-            progress, chunks = self.train(program, progress, started)
+            progress, chunks = self.train(programs, progress, started)
         metrics, steps = joined(chunks, num_rows)
         seconds = compile_seconds, time.perf_counter() - started
         ends = progress.evaluations, progress.ended_by, progress.used
@@ -195,26 +204,48 @@ class Rows:
         states = finished(begin, *given, num_devices=self.mesh.size)
         return self.with_budget(initial_progress(states, len(self.keys)))
 
-    def compile(self, progress: Progress) -> jax.stages.Compiled:
-        """`(states, limits) -> (states, metrics)`: a chunk of iterations of all rows."""
+    def compile(self, progress: Progress) -> list[jax.stages.Compiled]:
+        """The program of a chunk of iterations, or, of an environment with a host side, the two of one iteration."""
+        given, after = (progress.states, self._limits(progress)), (self._layout, replicated(self.mesh))
+        if self.config.env.host is None:
+            chunk = functools.partial(budgeted_chunk, length=self.chunk_length)
+            return [self._lowered(self.chunk_length, chunk, given, after, donate_argnums=0).compile()]
+        play = self._lowered("play", budgeted_play, given, Played(*played_shardings(self.mesh)))
+        outcome = outcome_shapes(self.config.env, len(progress.states.iteration), self.config.num_envs)
+        learn = self._lowered("learn", budgeted_learn, (*given, play.out_info, outcome), after, donate_argnums=0)
+        return [play.compile(), learn.compile()]
 
-        def make():
-            chunk_of_rows = over_rows(_budgeted_chunk(self.config, self.chunk_length), self.mesh)
-            layouts = self._layout, replicated(self.mesh)
-            return jax.jit(lambda *rows: chunk_of_rows(rows), donate_argnums=0, out_shardings=layouts)
+    def _lowered(self, name: Hashable, make: Callable, given: tuple, layouts: Any, **options: Any) -> Any:
+        """The program of a function of one row, `make(config)`, over all rows."""
 
-        program = self._kept(self.chunk_length, make)
-        return program.lower(progress.states, self._limits(progress)).compile()
+        def program():
+            rows_function = over_rows(make(self.config), self.mesh)
+            return jax.jit(lambda *rows: rows_function(rows), out_shardings=layouts, **options)
 
-    def train(self, program: Callable | None, progress: Progress, started: float) -> tuple[Progress, list[Chunk]]:
+        return self._kept(name, program).lower(*given)
+
+    def advance(self, programs: Sequence[Callable], progress: Progress) -> tuple[TrainState, Metrics]:
+        """The states after a chunk of iterations, and its metrics, `[R, n]`."""
+        given = progress.states, self._limits(progress)
+        if len(programs) == 1:
+            return finished(programs[0], *given, num_devices=self.mesh.size)
+        play, learn = programs
+        # Rows beyond the run's fill the mesh: they are copies of the last one.
+        keys, rows = pad_rows(self.keys, self.mesh), np.arange(len(progress.states.iteration))
+        goes_on = ~progress.ended[np.minimum(rows, len(self.keys) - 1)]
+        states, limits = with_choices(self.config, progress.states, keys, progress.iteration), given[1]
+        played = finished(play, states, limits, num_devices=self.mesh.size)
+        outcome = host_outcome(self.config, played, rows[goes_on])
+        return finished(learn, states, limits, played, outcome, num_devices=self.mesh.size)
+
+    def train(self, programs: Sequence[Callable], progress: Progress, started: float) -> tuple[Progress, list[Chunk]]:
         """Runs chunks until all rows have ended; returns the final progress, and the chunks."""
         chunks: list[Chunk] = []
         evaluate = self.evaluate
         if evaluate is not None:
             evaluation = make_evaluation(self.config, self.keys, evaluate.episodes, self.mesh)
         while not progress.ended.all():
-            given = progress.states, self._limits(progress)
-            states, metrics = finished(program, *given, num_devices=self.mesh.size)
+            states, metrics = self.advance(programs, progress)
             chunk = to_host(metrics, progress, started)
             before, iteration = progress.iteration, progress.iteration + len(chunk.steps)
             progress = progress._replace(states=states, steps=chunk.steps[-1], iteration=iteration)
@@ -256,7 +287,9 @@ class Rows:
 
 
 def _chunk_length(config: Config, hyperparams: Hyperparams, chunk_length: int | None, evaluate: Evaluate | None) -> int:
-    """Iterations of the compiled program."""
+    """Iterations between two calls of the callback: one, if the host acts between."""
+    if config.env.host is not None:
+        chunk_length = 1 if chunk_length is None else min(as_count("chunk_length", chunk_length), 1)
     num_iterations = budget.most_steps(config, hyperparams) // config.steps_per_iteration
     if chunk_length is None:
         # Without a limit of steps num_iterations assumes episodes of the greatest length, which are rare.
@@ -272,30 +305,3 @@ def _chunk_length(config: Config, hyperparams: Hyperparams, chunk_length: int | 
 def _use_of_budget(states: TrainState, limit: budget.Budget) -> tuple:
     """Which limits are spent, and the fraction of each that is used."""
     return budget.spent(limit, states), budget.fractions_done(states)
-
-
-def _budgeted_chunk(config: Config, length: int) -> Callable[[tuple[TrainState, budget.Budget]], tuple]:
-    """`(state, budget) -> (state, metrics)`: iterations of one row, which change nothing once its budget is spent."""
-    train_step = make_train_step(config)
-
-    def stay(state):
-        metrics = try_on_shapes(config, state.hyperparams)
-
-        def empty(metric):
-            is_real = jnp.issubdtype(metric.dtype, jnp.floating)
-            return jnp.full(metric.shape, missing() if is_real else 0, metric.dtype)
-
-        return state, jax.tree.map(empty, metrics)
-
-    def chunk(row):
-        state, limit = row
-        # XLA unrolls a loop of one iteration and fuses it with other code, which rounds differently: none is of one.
-        in_chunk = np.arange(max(length, 2)) < length
-
-        def step(state, in_chunk):
-            goes_on = budget.allows_another(limit, state)
-            return jax.lax.cond(in_chunk & goes_on, train_step, stay, state)
-
-        return jax.lax.scan(step, state, in_chunk)
-
-    return chunk

@@ -117,7 +117,8 @@ class Study:
     def _final_returns(self, config: Config, title: str, states: TrainState, keys: jax.Array) -> np.ndarray:
         mesh = make_row_mesh(len(keys)) if self.mesh is None else self.mesh
         score = functools.partial(self._score.function, config)
-        scores = kept_with(config, (self._score, mesh), lambda: make_rows_function(score, mesh))
+        make = functools.partial(make_rows_function, score, mesh, compiled=config.env.host is None)
+        scores = kept_with(config, (self._score, mesh), make)
         what = f"{title}: final evaluation, {self._score.caption}"
         if is_silent := not self.console.is_interactive:
             self.console.print(what, soft_wrap=True)

@@ -16,9 +16,10 @@ from grpo_jax.environments.spaces import Discrete
 from grpo_jax.errors import OTHER_WORDS, ConfigError, are_alike, describe_arrays, function_name, in_short, user_code
 from grpo_jax.hyperparams import Hyperparams, advice_on, completed
 from grpo_jax.importing import is_custom
+from grpo_jax.rollouts.outcomes import outcome_shapes
 from grpo_jax.training.budget import check_budget
-from grpo_jax.training.train_step import initial_state, make_train_step
-from grpo_jax.types import Metrics, PyTree, first_difference
+from grpo_jax.training.train_step import initial_state, make_learn, make_play
+from grpo_jax.types import Metrics, PyTree, RewardParts, TrainState, first_difference
 from grpo_jax.updates.schedules import check_schedule
 
 _NUM_ENVS = 3
@@ -75,6 +76,8 @@ def makes_params(params: PyTree) -> bool:
 def check_mesh(config: Config, mesh: Mesh) -> None:
     """Raises ConfigError if the mesh does not divide `num_envs`, or splits rows and environments that call the host."""
     num_devices = mesh.shape.get(ENVS, 1)
+    if config.env.host is not None and jax.process_count() > 1:
+        raise ConfigError(f"{config.env.name!r} is rewarded on the host, by one process alone; start a single one")
     if config.env.on_host and mesh.size > mesh.shape[ROWS] > 1:
         raise ConfigError(
             f"{config.env.name!r} calls the host, but JAX has no such calls where a mesh splits rows and also their "
@@ -108,7 +111,7 @@ def _try_on_shapes(config: Config, structure: Any) -> Metrics:
         with jax.disable_jit(False):  # which would trace every step of a loop
             begin = functools.partial(initial_state, config)
             state = jax.eval_shape(begin, jax.eval_shape(jax.random.key, 0), hyperparams)
-            after, metrics = jax.eval_shape(make_train_step(config), state)
+            after, metrics = jax.eval_shape(functools.partial(_step, config), state, _outcome(config))
     except ConfigError:
         raise
     except Exception as error:  # of a custom slot, or other code of the user
@@ -121,6 +124,15 @@ def _try_on_shapes(config: Config, structure: Any) -> Metrics:
             "structure, shapes and dtypes"
         )
     return metrics
+
+
+def _step(config: Config, state: TrainState, outcome: RewardParts | None) -> tuple[TrainState, Metrics]:
+    """A train step with the outcome of the environment's host side, if it has one."""
+    return make_learn(config)(state, make_play(config)(state), outcome)
+
+
+def _outcome(config: Config) -> RewardParts | None:
+    return outcome_shapes(config.env, config.num_envs)
 
 
 def _scalars(structure: Any) -> Hyperparams:
@@ -170,9 +182,10 @@ def _read_fields(config: Config, structure: Any) -> set[str]:
     with jax.disable_jit(False):
         given = jax.eval_shape(jax.random.key, 0), _scalars(structure)
         init, state = jax.make_jaxpr(begin, return_shape=True)(*given)
-        step = make_train_step(config).trace(state)
+        step = jax.jit(functools.partial(_step, config)).trace(state, _outcome(config))
     init, program = init.jaxpr, step.jaxpr.jaxpr
-    begun, before = (jax.tree.unflatten(jax.tree.structure(state), each) for each in (init.outvars, program.invars))
+    begun = jax.tree.unflatten(jax.tree.structure(state), init.outvars)
+    before, _ = jax.tree.unflatten(jax.tree.structure((state, _outcome(config))), program.invars)
     after, metrics = jax.tree.unflatten(jax.tree.structure(step.out_info), program.outvars)
     live = _live(program, (after.replace(hyperparams=None), metrics))
     pairs = zip(*(jax.tree.leaves(each.replace(hyperparams=None)) for each in (begun, before)), strict=True)

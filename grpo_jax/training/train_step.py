@@ -1,41 +1,81 @@
 """The train step, whole: one iteration, a pure function from state to state."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from grpo_jax.config import Config, behaviour_policy, kept_with
 from grpo_jax.environments import EnvParams, group_parameters
+from grpo_jax.errors import ConfigError
 from grpo_jax.hyperparams import Hyperparams, completed
 from grpo_jax.policies import Policy, partition
 from grpo_jax.policies.normalization import initial_normalizer, merge_rollout
 from grpo_jax.rollouts.collect import collect, kept_groups
-from grpo_jax.rollouts.outcomes import scaled_rewards
+from grpo_jax.rollouts.outcomes import add_parts, scaled_rewards
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.training.budget import fraction_done
 from grpo_jax.training.metrics import own_metrics, rollout_metrics
-from grpo_jax.types import Metrics, PyTree, StepCount, TrainState
+from grpo_jax.types import Metrics, PyTree, RewardParts, RolloutState, StepCount, TrainState, Trajectory
 from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.epochs import update_epochs
 from grpo_jax.updates.optimizers import make_flattening, make_optimizer
 from grpo_jax.updates.schedules import scheduled_rate
 
 
+class Played(NamedTuple):
+    """What an iteration has played, from which it learns."""
+
+    rollout: RolloutState  # after the last step, to keep for the next rollout
+    trajectory: Trajectory  # [T, B]
+
+
 def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, Metrics]]:
     """`train_step(state) -> (state, metrics)`: one iteration, pure. Compose it with `jit`, `vmap` and `lax.scan`.
 
-    The same function for the same config, traced once: the checks' trace is the one that is compiled.
+    It is `learn(state, play(state))`, of `make_play` and `make_learn`. The same function for the same config, traced
+    once: the checks' trace is the one that is compiled.
+
+    Raises:
+      ConfigError: when called, for an environment with a host side, which acts between `play` and `learn`.
     """
+    play, learn = make_play(config), make_learn(config)
 
     def train_step(state: TrainState) -> tuple[TrainState, Metrics]:
-        hyperparams = _adapted(config, state)
-        policy = behaviour_policy(config, state.normalizer, hyperparams)
-        key, key_start, key_rollout, key_update = jax.random.split(state.key, 4)
+        if config.env.host is not None:
+            raise ConfigError(
+                f"{config.env.name!r} is rewarded on the host, which no train step calls; use run, or make_play and "
+                "make_learn in a loop of your own, as grpo_jax.training.host_side shows"
+            )
+        return learn(state, play(state))
 
-        # Play: the policy in its environments, from where the groups start.
+    return kept_with(config, ("train step",), lambda: jax.jit(train_step, inline=True))
+
+
+def make_play(config: Config) -> Callable[[TrainState], Played]:
+    """`play(state) -> played`: the rollout of an iteration, pure."""
+
+    def play(state: TrainState) -> Played:
+        policy, _, (key_start, key_rollout, _, _) = _policy_and_keys(config, state)
+        # The policy in its environments, from where the groups start.
         simulator = _simulator(config, policy, state)
-        rollout, trajectory = collect(config, simulator, state.rollout, key_start, key_rollout)
+        return Played(*collect(config, simulator, state.rollout, key_start, key_rollout))
+
+    return kept_with(config, ("play",), lambda: jax.jit(play, inline=True))
+
+
+def make_learn(config: Config) -> Callable[..., tuple[TrainState, Metrics]]:
+    """`learn(state, played, outcome=None) -> (state, metrics)`: the rest of an iteration, pure.
+
+    `outcome` are the rewards that the host side of an environment gives for `played`: see `HostSide`.
+    """
+
+    def learn(state: TrainState, played: Played, outcome: RewardParts | None = None) -> tuple[TrainState, Metrics]:
+        policy, hyperparams, (_, _, key_update, key) = _policy_and_keys(config, state)
+        rollout, trajectory = played
+        if outcome is not None:
+            rollout, trajectory = add_parts(config.env, outcome, state.hyperparams.discount, rollout, trajectory)
         # Only the next iteration sees these statistics: the update must see observations as they were acted upon.
         normalizer = merge_rollout(state.normalizer, trajectory)
 
@@ -64,7 +104,14 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
         state, metrics = _adapt(config, policy, state, metrics)
         return state, metrics | own_metrics(config, trajectory, batch, hyperparams, metrics)
 
-    return kept_with(config, ("train step",), lambda: jax.jit(train_step, inline=True))
+    return kept_with(config, ("learn",), lambda: jax.jit(learn, inline=True))
+
+
+def _policy_and_keys(config: Config, state: TrainState) -> tuple[Policy, Hyperparams, tuple[jax.Array, ...]]:
+    """The policy that acts, and the keys of the start, the rollout, the update, and the next state."""
+    hyperparams = _adapted(config, state)
+    key, *keys = jax.random.split(state.key, 4)
+    return behaviour_policy(config, state.normalizer, hyperparams), hyperparams, (*keys, key)
 
 
 def _simulator(config: Config, policy: Policy, state: TrainState) -> Simulator:
