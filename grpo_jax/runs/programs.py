@@ -29,8 +29,9 @@ def keep_programs() -> bool:
     """Keeps what this process compiles from now on in `cache_folder()`; returns whether that changed anything.
 
     A folder that is set already, such as by JAX_COMPILATION_CACHE_DIR, stays, and so does a cache that is switched off
-    (JAX_ENABLE_COMPILATION_CACHE=0). A program that calls the host is left out by jax 0.10 and kept by jax 0.11, which
-    gives it the functions of the process that loads it. Without a home that can be written to, nothing is kept.
+    (JAX_ENABLE_COMPILATION_CACHE=0). A program that calls the host, as to step an environment there, is left out by jax
+    0.10 and kept by jax 0.11, which gives it the functions of the process that loads it. Without a home that can be
+    written to, nothing is kept.
     """
     if jax.config.jax_compilation_cache_dir or not jax.config.jax_enable_compilation_cache:
         return False
