@@ -114,11 +114,10 @@ def over_rows(function: Callable[[PyTree], PyTree], mesh: Mesh) -> Callable[[PyT
     return on_all_devices
 
 
-def make_rows_function(function: Callable, mesh: Mesh, *, compiled: bool = True) -> Callable[..., Any]:
+def make_rows_function(function: Callable, mesh: Mesh) -> Callable[..., Any]:
     """`rows_function(*rows) -> results` in NumPy: maps a function of one row's arguments over rows, on the mesh.
 
-    Each leaf is `[R, ...]`. Rows are padded as the mesh needs; all but the last argument may be padded already. A
-    function that is not to be compiled is called for one row after another.
+    Each leaf is `[R, ...]`. Rows are padded as the mesh needs; all but the last argument may be padded already.
     """
     mapped = over_rows(lambda row: function(*row), mesh)
     program = jax.jit(
@@ -127,9 +126,6 @@ def make_rows_function(function: Callable, mesh: Mesh, *, compiled: bool = True)
 
     def rows_function(*rows):
         num_rows = len(jax.tree.leaves(rows[-1])[0])
-        if not compiled:
-            results = [function(*jax.tree.map(lambda leaf, row=row: leaf[row], rows)) for row in range(num_rows)]
-            return jax.tree.map(lambda *leaves: np.stack(leaves), *results)
         results = finished(program, *rows, num_devices=mesh.size)
         return jax.tree.map(lambda leaf: np.asarray(leaf)[:num_rows], results)
 
@@ -161,12 +157,6 @@ def state_shardings(mesh: Mesh, states: TrainState) -> TrainState:
 
     weights = {name: getattr(states, name) for name in ("params", "reference_params", "opt_state")}
     return layout.replace(**jax.tree_util.tree_map_with_path(weight_sharding, weights))
-
-
-def played_shardings(mesh: Mesh) -> tuple[NamedSharding, NamedSharding]:
-    """The shardings of rows of rollout states, and of trajectories `[R, T, B, ...]`."""
-    axes = (ENVS,) if ENVS in mesh.shape else ()
-    return NamedSharding(mesh, PartitionSpec(ROWS, *axes)), NamedSharding(mesh, PartitionSpec(ROWS, None, *axes))
 
 
 def shard_states(states: TrainState, mesh: Mesh) -> TrainState:

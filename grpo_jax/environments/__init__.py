@@ -6,7 +6,7 @@
 from grpo_jax.environments import tokens
 from grpo_jax.environments.environment import Environment, Transition, transition
 from grpo_jax.environments.host import HostEnvironment
-from grpo_jax.environments.parameters import EnvParams, chosen_parameters, group_parameters, row_parameters
+from grpo_jax.environments.parameters import EnvParams, group_parameters, row_parameters
 from grpo_jax.environments.registry import make_environment
 from grpo_jax.environments.spaces import ActionSpace, Box, Discrete, MultiDiscrete
 
@@ -19,7 +19,6 @@ __all__ = [
     "HostEnvironment",
     "MultiDiscrete",
     "Transition",
-    "chosen_parameters",
     "group_parameters",
     "make_environment",
     "row_parameters",

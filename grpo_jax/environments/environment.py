@@ -27,13 +27,13 @@ class HostSide(NamedTuple):
     """What an environment leaves to the host between compiled programs: what groups play, and what it is worth.
 
     A run is then two programs, the rollout and the update, which call nothing, so that JAX keeps them for the next
-    start. Both functions get and return NumPy arrays, for `R` rows (seeds × hyperparameters) at once.
+    start. Both functions give NumPy arrays for `R` rows (seeds × hyperparameters) at once.
     """
 
-    # (params, keys, iteration) -> the parameters, by name, that `G` groups play in an iteration, each [R, G, ...], from
-    # all they have, each [R, G, ...], and the keys [R] with which the rows began; always the same for these
+    # (keys, iteration, num_groups) -> the parameters, by name, that groups play, each [R, num_groups, ...]: always the
+    # same for the keys [R], with which the rows began, and the number of iterations before
     choose: Callable
-    # (states, params) -> RewardParts: an outcome as `Environment.outcome` gives, with `rewarded`, of leaves [R, B, ...]
+    # (states, params), each leaf [R, B, ...] -> RewardParts, as `Environment.outcome` gives, all three [R, B, K]
     outcome: Callable
     in_steps: bool = False  # the outcome is [R, B, max_steps, K], and not [R, B, K]
 

@@ -129,23 +129,6 @@ def group_parameters(
     return {name: repeated(name, default) for name, default in environment.params.items()}
 
 
-def chosen_parameters(
-    environment: Environment, params: Mapping[str, np.ndarray], keys: jax.Array, iteration: int, group_size: int
-) -> dict[str, np.ndarray]:
-    """What the host side of an environment chooses for the groups of an iteration, each `[R, B, ...]`, for members too.
-
-    Args:
-      environment: has a host side.
-      params: all parameters of the environments, each `[R, B, ...]`.
-      keys: `[R]`, those with which the rows began.
-      iteration: iterations made before.
-      group_size: number of environments that share their parameters.
-    """
-    of_groups = {name: np.asarray(value)[:, ::group_size] for name, value in params.items()}
-    chosen = environment.host.choose(of_groups, keys, iteration)
-    return {name: np.repeat(value, group_size, axis=1) for name, value in chosen.items()}
-
-
 def row_parameters(environment: Environment, env_params: EnvParams, num_rows: int) -> dict[str, jax.Array]:
     """The given parameters with a leading axis of rows (seeds × hyperparameters), for `vmap` of `group_parameters`.
 

@@ -8,15 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax.config import Config, behaviour_policy, kept_with
-from grpo_jax.environments import Environment, EnvParams, chosen_parameters, group_parameters
+from grpo_jax.environments import EnvParams, group_parameters
 from grpo_jax.errors import ConfigError
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.policies.normalization import Normalizer
 from grpo_jax.policies.sampling import apply_sampling_mask
-from grpo_jax.rollouts.outcomes import evaluated_on_host, outcome_return
+from grpo_jax.rollouts.outcomes import outcome_return
 from grpo_jax.rollouts.resets import advance_where
 from grpo_jax.rollouts.rollout import Simulator
-from grpo_jax.types import PyTree, RolloutState, TrainState
+from grpo_jax.types import PyTree, TrainState
 
 CHUNK = 64
 """Steps whose states are in memory at once while episodes are recorded."""
@@ -27,6 +27,15 @@ class Evaluation(NamedTuple):
 
     returns: jax.Array  # [num_episodes] undiscounted
     lengths: jax.Array  # [num_episodes] int32
+
+
+def check_evaluable(config: Config) -> None:
+    """Raises ConfigError for an environment whose episodes the host rewards, which no evaluation of episodes calls."""
+    if config.env.host is not None:
+        raise ConfigError(
+            f"{config.env.name!r} is rewarded on the host, so it has no evaluations of episodes; complete its held-out "
+            "prompts by generate, and reward them by task.judge, as grpo-jax lm does"
+        )
 
 
 def evaluate(
@@ -40,8 +49,6 @@ def evaluate(
 ) -> Evaluation:
     """Plays `num_episodes` whole episodes from independent resets. Pure: `jit` it, `vmap` it over states and keys.
 
-    Of an environment with a host side, which rewards the episodes, it is a function of the host: call it as it is.
-
     If environments have different parameters, each gets the same number of episodes. An episode that diverges ends at
     its last finite state.
 
@@ -54,17 +61,13 @@ def evaluate(
       env_params: parameters of the environment by name, instead of the state's: one value for all episodes.
     """
 
-    env = config.env
-
     def play(policy, environment_params, key):
         end, _ = _simulator(config, *policy).play(environment_params, key, num_episodes, greedy=greedy)
-        returns = Evaluation(returns=end.episode_return, lengths=end.episode_length)
-        return returns, None if env.host is None else end._replace(policy_carry=())
+        return Evaluation(returns=end.episode_return, lengths=end.episode_length)
 
     program = kept_with(config, ("evaluate", num_episodes, greedy), lambda: jax.jit(play, inline=True))
-    environment_params = _environment_params(config, state, key, num_episodes, env_params)
-    returns, end = program((state.params, state.normalizer, state.hyperparams), environment_params, key)
-    return returns if end is None else returns._replace(returns=returns.returns + _host_return(env, end))
+    environment_params = _environment_params(config, state, num_episodes, env_params)
+    return program((state.params, state.normalizer, state.hyperparams), environment_params, key)
 
 
 class Steps(NamedTuple):
@@ -92,7 +95,7 @@ def record_episodes(
       num_episodes: `B`.
     """
     policy = state.params, state.normalizer, state.hyperparams
-    environment_params = _environment_params(config, state, key, num_episodes, env_params)
+    environment_params = _environment_params(config, state, num_episodes, env_params)
     key_reset, key_rollout = jax.random.split(key)
     num_chunks = config.env.max_steps // CHUNK + 1  # one more row than there are steps, for the final state
 
@@ -116,16 +119,13 @@ def record_episodes(
         if config.env.outcome is not None:
             final_reward = outcome_return(config.env, carry[0])
             steps = steps._replace(returns=steps.returns + jnp.where(alive, 0.0, final_reward))
-        return carry, (steps, alive)
+        return carry, (steps, alive.any(axis=1))
 
     programs = "record episodes", num_episodes, greedy
     start, go_on = kept_with(config, programs, lambda: (jax.jit(reset), jax.jit(play)))
     carry = start(policy, environment_params, key_reset)
     for keys in jax.random.split(key_rollout, (num_chunks, CHUNK)):
         carry, (steps, alive) = go_on(policy, carry, keys)
-        if config.env.host is not None:
-            steps = steps._replace(returns=steps.returns + jnp.where(alive, 0.0, _host_return(config.env, carry[0])))
-        alive = alive.any(axis=1)
         num_rows = min(int(alive.sum()) + 1, CHUNK)
         yield jax.tree.map(lambda leaf, num_rows=num_rows: _to_host(leaf)[:num_rows], steps)
         if not alive.all():
@@ -138,33 +138,19 @@ def _to_host(leaf: jax.Array) -> np.ndarray | jax.Array:
 
 
 def _simulator(config: Config, params: PyTree, normalizer: Normalizer, hyperparams: Hyperparams) -> Simulator:
+    check_evaluable(config)
     policy = behaviour_policy(config, normalizer, hyperparams)
     return Simulator(config.env, policy, params, plan=config.plan)
 
 
 def _environment_params(
-    config: Config, state: TrainState, key: jax.Array, num_episodes: int, env_params: EnvParams
+    config: Config, state: TrainState, num_episodes: int, env_params: EnvParams
 ) -> dict[str, jax.Array]:
     """The parameters in the state, spread evenly over the episodes, with `env_params` in place of some."""
     which = np.arange(num_episodes) * config.num_envs // num_episodes  # NumPy's integers have 64 bits
     environment_params = jax.tree.map(lambda leaf: leaf[which], state.rollout.environment_params)
     replaced = group_parameters(config.env, env_params, num_episodes, 1)
-    environment_params |= {name: replaced[name] for name in env_params or {}}
-    if config.env.host is None:
-        return environment_params
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((state, key))):
-        name = config.env.name
-        raise ConfigError(f"{name!r} is rewarded on the host: call evaluate as it is, without jit or vmap around it")
-    rows = {name: value[None] for name, value in environment_params.items()}
-    chosen = chosen_parameters(config.env, rows, key[None], iteration=0, group_size=1)
-    return environment_params | {name: jnp.asarray(value[0]) for name, value in chosen.items()}
-
-
-def _host_return(environment: Environment, end: RolloutState) -> jax.Array:
-    """The sum of the rewards `[B]` of the outcome by the host, in these final states."""
-    row = jax.tree.map(lambda leaf: leaf[None], end._replace(policy_carry=()))
-    outcome = jax.tree.map(lambda leaf: leaf[0], evaluated_on_host(environment, row))
-    return outcome_return(environment, end, outcome)
+    return environment_params | {name: replaced[name] for name in env_params or {}}
 
 
 def choose_actions(

@@ -1,5 +1,6 @@
 """The environment of a language task: the host chooses prompts, an action is the next token, the host rewards."""
 
+import time
 from pathlib import Path
 
 import jax
@@ -11,6 +12,7 @@ from grpo_jax.environments.environment import HostSide, transition
 from grpo_jax.environments.spaces import Discrete
 from grpo_jax.environments.tokens import Completion
 from grpo_jax.evaluation.generation import follow_stops
+from grpo_jax.language.prompts import rounds
 from grpo_jax.language.task import LanguageTask
 from grpo_jax.types import RewardParts
 
@@ -20,8 +22,7 @@ def language_environment(task: LanguageTask) -> Environment:
     stop string in its text.
 
     Its traced parameters are the prompt of each group, `prompt`, its index, and `prompt_tokens`, which the host chooses
-    before each iteration; the weight of each reward, by the reward's name; and `held_out`: with 0 the prompts are those
-    to train on, with 1 the held-out ones (or all, if none is held out). Groups get all prompts before any comes again.
+    before each iteration, all prompts before any comes again; and the weight of each reward, by the reward's name.
 
     Rewards are known when the completions of an iteration have ended, and the host gives them too. So the compiled
     programs hold no prompt, and serve all of the same length.
@@ -44,13 +45,15 @@ def language_environment(task: LanguageTask) -> Environment:
             state, is_end = state._replace(found=found), is_end | is_stop
         return transition(state, action, 0.0, is_end, state.length >= task.max_completion)
 
-    def choose(params, keys, iteration):
-        rows = zip(np.asarray(jax.random.key_data(keys)), params["held_out"] > 0, strict=True)
-        prompt = np.stack([task.draw(seed, held_out, iteration) for seed, held_out in rows])
+    def choose(keys, iteration, num_groups):
+        seeds = np.asarray(jax.random.key_data(keys))
+        prompt = np.stack([rounds(seed, task.num_training, num_groups, iteration) for seed in seeds])
         return {"prompt": prompt, "prompt_tokens": task.tokens[prompt]}
 
     def outcome(states, params):
-        values, rewarded = task.score(states.problem, states.tokens)
+        started = time.perf_counter()
+        values, rewarded = task.judge(states.problem, states.tokens, steps=task.process_rewards)
+        task.reward_times.append(time.perf_counter() - started)
         weights = np.stack([params[reward.name] for reward in task.rewards], axis=-1)
         weights = weights[..., None, :] if task.process_rewards else weights
         return RewardParts(values, np.broadcast_to(weights, values.shape), rewarded)
@@ -60,8 +63,7 @@ def language_environment(task: LanguageTask) -> Environment:
         reset=reset,
         step=step,
         params={
-            **{"held_out": np.int32(0), "prompt": np.int32(0)},
-            "prompt_tokens": np.zeros(task.tokens.shape[1:], np.int32),
+            **{"prompt": np.int32(0), "prompt_tokens": np.zeros(task.tokens.shape[1:], np.int32)},
             **{reward.name: np.float32(reward.weight) for reward in task.rewards},
         },
         observation=jax.ShapeDtypeStruct((), jnp.int32),

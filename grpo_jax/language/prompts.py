@@ -1,6 +1,5 @@
 """Prompts from a file: texts or chats, with fields for the rewards."""
 
-import functools
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -123,27 +122,14 @@ def encode_prompts(tokenizer: Tokenizer, prompts: Prompts | Sequence[Prompt]) ->
 
 
 def rounds(seed: Sequence[int], num_prompts: int, num_groups: int, iteration: int) -> np.ndarray:
-    """Which of `N` prompts the groups of an iteration get, int `[G]`: all of them before any comes again.
+    """Which of `N` prompts the groups of an iteration get, int32 `[G]`: all prompts before any comes again.
 
-    Each pass through the prompts has an order of its own, drawn from the seed. An iteration that begins in one pass and
-    ends in the next has no prompt twice, if there are enough.
+    Each pass through the prompts has an order of its own, drawn from the seed.
     """
-    orders, first = _orders(tuple(map(int, seed)), num_prompts, num_groups), iteration * num_groups
-    while len(orders) * num_prompts < first + num_groups:
-        order = np.random.default_rng([*map(int, seed), len(orders)]).permutation(num_prompts)
-        if begun := len(orders) * num_prompts % num_groups:
-            before = orders[-1][-begun:]
-            others = order[~np.isin(order, before)][: num_groups - begun]
-            order = np.concatenate([others, order[~np.isin(order, others)]])
-        orders.append(order)
-    passes = orders[first // num_prompts : (first + num_groups - 1) // num_prompts + 1]
-    return np.concatenate(passes)[first % num_prompts :][:num_groups]
-
-
-@functools.lru_cache(maxsize=256)
-def _orders(seed: tuple[int, ...], num_prompts: int, num_groups: int) -> list[np.ndarray]:
-    """The orders of the passes so far, of one row: each depends on the one before."""
-    return []
+    first, before = divmod(iteration * num_groups, num_prompts)
+    passes = range(first, first + (before + num_groups - 1) // num_prompts + 1)
+    orders = [np.random.default_rng([*seed, number]).permutation(num_prompts) for number in passes]
+    return np.concatenate(orders)[before : before + num_groups].astype(np.int32)
 
 
 def _content(row: dict[str, Any], source: str) -> Prompt:

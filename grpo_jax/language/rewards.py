@@ -88,9 +88,8 @@ def check_rewards(rewards: Sequence[Reward], fields: Sequence[str], source: str)
             f"there is no reward to learn from; name a function, such as --reward my_rewards:reward: {EXAMPLE}"
         )
     names = [reward.name for reward in rewards]
-    parameters = "held_out", "prompt", "prompt_tokens"  # of the environment, beside the weights of rewards
-    if len({*names, *parameters}) < len(names) + len(parameters):
-        raise ConfigError(f"rewards must differ in their names and from {parameters}, but they are {', '.join(names)}")
+    if len({*names, "prompt", "prompt_tokens"}) < len(names) + 2:  # which are parameters of the environment too
+        raise ConfigError(f"rewards must differ in their names, and from 'prompt', but they are {', '.join(names)}")
     for reward in rewards:
         for name, parameter in _parameters(reward).items():
             variadic = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,7 +11,7 @@ import numpy as np
 from grpo_jax.environments.tokens import PAD
 from grpo_jax.errors import ConfigError
 from grpo_jax.language.models import LanguageModel
-from grpo_jax.language.prompts import Prompts, rounds
+from grpo_jax.language.prompts import Prompts
 from grpo_jax.language.rewards import Reward, call_rewards, check_rewards, totals
 
 
@@ -21,7 +20,7 @@ class LanguageTask:
     """Prompts, rewards, and a model that completes the prompts.
 
     Attributes:
-      reward_times: seconds of each call of the rewards by the programs that train on it.
+      reward_times: seconds of each call of the rewards by runs that train on it.
 
     Raises:
       ConfigError: a prompt with its completion is too long, or a reward or the held-out prompts need other fields.
@@ -69,21 +68,6 @@ class LanguageTask:
         """int32 `[N, P]`: the tokens of all prompts, padded with -1 on the left, to a multiple of 8: few programs."""
         tokens = self.model.encode(self.all_prompts, self.max_completion)
         return np.pad(tokens, [(0, 0), (-tokens.shape[1] % 8, 0)], constant_values=PAD)
-
-    def draw(self, seed: np.ndarray, held_out: np.ndarray, iteration: int) -> np.ndarray:
-        """The prompts of the groups of an iteration by their indices, int32 `[G]`: see `rounds`.
-
-        Args:
-          seed: whole numbers, of the orders.
-          held_out: bool `[G]`: the group gets one of the held-out prompts, or of all prompts, if none is held out.
-          iteration: iterations before this one.
-        """
-
-        def drawn(first, end):
-            return first + rounds(seed, end - first, len(held_out), iteration)
-
-        measured = drawn(0 if self.held_out is None else self.num_training, len(self.tokens))
-        return np.where(held_out, measured, drawn(0, self.num_training)).astype(np.int32)
 
     @functools.cached_property
     def stops(self) -> tuple[np.ndarray, np.ndarray] | None:
@@ -137,13 +121,6 @@ class LanguageTask:
         ids = [[token for token in row if token != PAD] for row in flat.tolist()]
         given = {"prompts": rows.contents, "completions": completions, "completion_ids": ids}
         return {**given, "max_completion": [self.max_completion] * len(ids), **rows.fields}
-
-    def score(self, prompt: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """As `judge`, with process rewards at each step; in `reward_times` too."""
-        started = time.perf_counter()
-        scores = self.judge(prompt, tokens, steps=self.process_rewards)
-        self.reward_times.append(time.perf_counter() - started)
-        return scores
 
     @property
     def identity(self) -> tuple:

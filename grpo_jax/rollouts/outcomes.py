@@ -5,7 +5,6 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from grpo_jax.environments import Environment
 from grpo_jax.errors import ConfigError, are_alike, describe_arrays
@@ -13,16 +12,21 @@ from grpo_jax.policies.normalization import EPS, Normalizer
 from grpo_jax.types import RewardParts, RolloutState, Trajectory
 
 
-def outcome_return(environment: Environment, end: RolloutState, outcome: RewardParts | None = None) -> jax.Array:
-    """The sum of the rewards `[B]` that the outcome adds to episodes with these final states; None: it is evaluated."""
-    reward = (_evaluate(environment, end) if outcome is None else outcome).total
+def outcome_return(environment: Environment, end: RolloutState) -> jax.Array:
+    """The sum of the rewards `[B]` that the outcome adds to the episodes with these final states."""
+    reward = _evaluate(environment, end).total
     if reward.ndim == 1:
         return reward
     return jnp.sum(reward, axis=1, where=jnp.arange(reward.shape[1]) < end.episode_length[:, None])
 
 
 def add_outcome(
-    environment: Environment, discount: jax.Array | float, auto_reset: bool, end: RolloutState, trajectory: Trajectory
+    environment: Environment,
+    discount: jax.Array | float,
+    auto_reset: bool,
+    end: RolloutState,
+    trajectory: Trajectory,
+    outcome: RewardParts | None = None,
 ) -> tuple[RolloutState, Trajectory]:
     """Adds the outcome of each environment to its steps, as if they had paid it.
 
@@ -35,29 +39,19 @@ def add_outcome(
       auto_reset: whether another episode followed the end of one.
       end: the state after the rollout, with the parameters of the environments.
       trajectory: `[T, B]`.
+      outcome: by the host side; None: the environment's own.
 
     Raises:
       ConfigError: the environment has an outcome, but resets replaced the final states of its episodes.
     """
-    if environment.outcome is None:
+    if environment.outcome is None and outcome is None:
         return end, trajectory
     if auto_reset:
         raise ConfigError(
             f"{environment.name!r} rewards whole episodes (it has an outcome), but auto_reset=True starts the next "
             "episode instead of keeping the final state; use auto_reset=False"
         )
-    return add_parts(environment, _evaluate(environment, end), discount, end, trajectory)
-
-
-def add_parts(
-    environment: Environment,
-    outcome: RewardParts,
-    discount: jax.Array | float,
-    end: RolloutState,
-    trajectory: Trajectory,
-) -> tuple[RolloutState, Trajectory]:
-    """Adds an outcome that is known already: see `add_outcome`."""
-    parts = _at_steps(_checked(environment, outcome, end.num_envs), trajectory)
+    parts = _at_steps(_evaluate(environment, end, outcome), trajectory)
 
     def add(totals, xs):
         reward, valid = xs
@@ -75,13 +69,6 @@ def add_parts(
     )
     end = end._replace(episode_return=end.episode_return + total, discounted_return=end.discounted_return + discounted)
     return end, trajectory
-
-
-def evaluated_on_host(environment: Environment, end: RolloutState) -> RewardParts:
-    """The outcome, `[R, B, ...]`, that the host side gives for final states, each leaf `[R, B, ...]`, in NumPy."""
-    states, params = jax.tree.map(np.asarray, (end.environment, end.environment_params))
-    values, weights, rewarded = environment.host.outcome(states, params)
-    return RewardParts(np.asarray(values, np.float32), np.asarray(weights, np.float32), np.asarray(rewarded, bool))
 
 
 def outcome_shapes(environment: Environment, *sizes: int) -> RewardParts | None:
@@ -118,13 +105,11 @@ def _joined(parts: RewardParts | None, more: RewardParts) -> RewardParts:
     return RewardParts(values, weights, jnp.concatenate([rewarded, more.rewarded], axis=-1))
 
 
-def _evaluate(environment: Environment, end: RolloutState) -> RewardParts:
-    """The outcome in the final states of `B` environments."""
-    return _checked(environment, environment.outcome(end.environment, end.environment_params), end.num_envs)
-
-
-def _checked(environment: Environment, outcome: RewardParts, num_envs: int) -> RewardParts:
-    """The outcome of `B` environments, `[B, K]` or `[B, max_steps, K]`, in float32; ConfigError for anything else."""
+def _evaluate(environment: Environment, end: RolloutState, outcome: RewardParts | None = None) -> RewardParts:
+    """The outcome in the final states of `B` environments, `[B, K]` or `[B, max_steps, K]`, in float32."""
+    if outcome is None:
+        outcome = environment.outcome(end.environment, end.environment_params)
+    num_envs = end.num_envs
     steps = num_envs, environment.max_steps
     if isinstance(outcome, RewardParts) and jnp.shape(outcome.values) == jnp.shape(outcome.weights):
         values, weights, rewarded = outcome

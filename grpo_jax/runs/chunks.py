@@ -10,8 +10,8 @@ from grpo_jax.config import Config
 from grpo_jax.objectives.reductions import missing
 from grpo_jax.training import budget
 from grpo_jax.training.checks import try_on_shapes
-from grpo_jax.training.train_step import make_learn, make_play, make_train_step
-from grpo_jax.types import Metrics, PyTree, TrainState
+from grpo_jax.training.train_step import Played, make_learn, make_play, make_train_step
+from grpo_jax.types import Metrics, TrainState
 
 
 def budgeted_chunk(config: Config, length: int) -> Callable[[tuple], tuple[TrainState, Metrics]]:
@@ -32,20 +32,18 @@ def budgeted_chunk(config: Config, length: int) -> Callable[[tuple], tuple[Train
     return chunk
 
 
-def budgeted_play(config: Config) -> Callable[[tuple], PyTree]:
-    """`(state, budget) -> played`, of zeros once the budget is spent: see `make_play`."""
+def budgeted_play(config: Config) -> Callable[[tuple], Played]:
+    """`(state, budget) -> played`, which is 0 once the budget is spent."""
     play = make_play(config)
 
-    def played(row):
-        state, limit = row
-        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(play, state))
-        return jax.lax.cond(budget.allows_another(limit, state), play, lambda state: nothing, state)
+    def nothing(state):
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(play, state))
 
-    return played
+    return lambda row: jax.lax.cond(budget.allows_another(row[1], row[0]), play, nothing, row[0])
 
 
 def budgeted_learn(config: Config) -> Callable[[tuple], tuple[TrainState, Metrics]]:
-    """`(state, budget, played, outcome) -> (state, metrics)`, as a chunk of one iteration: see `make_learn`."""
+    """`(state, budget, played, outcome) -> (state, metrics)`, of a chunk of one iteration."""
     learn = make_learn(config)
 
     def learnt(row):

@@ -83,8 +83,7 @@ def make_evaluation(
         return jnp.stack([episodes.returns.mean() for episodes in returns])
 
     key = "returns", num_episodes, mesh
-    compiled = config.env.host is None
-    returns_of_rows = kept_with(config, key, lambda: make_rows_function(mean_returns, mesh, compiled=compiled))
+    returns_of_rows = kept_with(config, key, lambda: make_rows_function(mean_returns, mesh))
 
     fold_in = jax.vmap(jax.random.fold_in, in_axes=(0, None))
     return lambda states, iteration: returns_of_rows(states, fold_in(fold_in(keys, _STREAM), iteration))

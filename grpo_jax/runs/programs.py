@@ -5,7 +5,7 @@ import hashlib
 import os
 import platform
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -55,13 +55,12 @@ def kept_programs(enabled: bool = True) -> Iterator[None]:
             reset_cache()  # else JAX goes on with the folder, also where the user then sets another
 
 
-def bytes_needed(*programs: jax.stages.Compiled) -> int:
-    """Bytes of a program's arguments, results and temporary arrays on each device, the most of several; 0: unknown."""
-    most = 0
-    for sizes in filter(None, (program.memory_analysis() for program in programs)):
-        needed = sizes.argument_size_in_bytes + sizes.output_size_in_bytes + sizes.temp_size_in_bytes
-        most = max(most, needed - sizes.alias_size_in_bytes)
-    return most
+def bytes_needed(program: jax.stages.Compiled) -> int:
+    """Bytes of a program's arguments, results and temporary arrays on each device; 0 if unknown."""
+    if not (sizes := program.memory_analysis()):
+        return 0
+    needed = sizes.argument_size_in_bytes + sizes.output_size_in_bytes + sizes.temp_size_in_bytes
+    return needed - sizes.alias_size_in_bytes
 
 
 def device_memory() -> int:
@@ -70,14 +69,14 @@ def device_memory() -> int:
 
 
 @contextlib.contextmanager
-def explain_out_of_memory(num_rows: int, needed: Callable[[], int]) -> Iterator[None]:
-    """Turns XLA's out-of-memory error into a MemoryError that says what to lower; `needed()` is as `bytes_needed`."""
+def explain_out_of_memory(num_rows: int, programs: list[jax.stages.Compiled]) -> Iterator[None]:
+    """Turns XLA's out-of-memory error into a MemoryError that says what to lower; the programs may be added later."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error) and "Out of memory" not in str(error):
             raise
-        raise MemoryError(advice(num_rows, needed())) from error
+        raise MemoryError(advice(num_rows, max(map(bytes_needed, programs), default=0))) from error
 
 
 def advice(num_rows: int, needed: int) -> str:

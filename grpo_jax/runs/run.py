@@ -13,17 +13,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from grpo_jax.config import Config, kept_with
-from grpo_jax.devices.mesh import (
-    make_row_mesh,
-    over_rows,
-    pad_rows,
-    played_shardings,
-    replicated,
-    shard_states,
-    state_shardings,
-)
+from grpo_jax.devices.mesh import make_row_mesh, over_rows, pad_rows, replicated, shard_states, state_shardings
 from grpo_jax.environments import EnvParams
 from grpo_jax.errors import ConfigError, as_count
+from grpo_jax.evaluation.episodes import check_evaluable
 from grpo_jax.host_calls import finished
 from grpo_jax.hyperparams import Hyperparams, completed
 from grpo_jax.policies.normalization import Normalizer
@@ -31,7 +24,7 @@ from grpo_jax.rollouts.outcomes import outcome_shapes
 from grpo_jax.runs.chunks import budgeted_chunk, budgeted_learn, budgeted_play
 from grpo_jax.runs.end_warnings import end_warnings
 from grpo_jax.runs.evaluations import Evaluate, make_evaluation
-from grpo_jax.runs.programs import bytes_needed, compiling, explain_out_of_memory, kept_programs
+from grpo_jax.runs.programs import compiling, explain_out_of_memory, kept_programs
 from grpo_jax.runs.progress import (
     Callback,
     Chunk,
@@ -58,7 +51,6 @@ from grpo_jax.training.checks import (
 )
 from grpo_jax.training.host_side import host_outcome, with_choices
 from grpo_jax.training.train import initial_states
-from grpo_jax.training.train_step import Played
 from grpo_jax.types import Metrics, PyTree, TrainState
 
 NUM_CHUNKS = 50
@@ -163,14 +155,14 @@ class Rows:
     def run(self) -> RunResult:
         """Makes the iterations that are left."""
         started, programs, compile_seconds, num_rows = time.perf_counter(), [], 0.0, len(self.keys)
-        with kept_programs(self.compilation_cache), explain_out_of_memory(num_rows, lambda: bytes_needed(*programs)):
+        with kept_programs(self.compilation_cache), explain_out_of_memory(num_rows, programs):
             if jax.process_count() == 1:
                 compiling.set()
             try:
                 progress = self.start()
                 progress = self.with_budget(self.call(progress, None))
                 if not progress.ended.all():
-                    programs = self.compile(progress)
+                    programs += self.compile(progress)
                     compile_seconds = time.perf_counter() - started
             finally:
                 compiling.clear()
@@ -210,10 +202,15 @@ class Rows:
         if self.config.env.host is None:
             chunk = functools.partial(budgeted_chunk, length=self.chunk_length)
             return [self._lowered(self.chunk_length, chunk, given, after, donate_argnums=0).compile()]
-        play = self._lowered("play", budgeted_play, given, Played(*played_shardings(self.mesh)))
+        lowered = self._lowered("play", budgeted_play, given, None)
+        play = lowered.compile()
+        played = jax.tree.map(
+            lambda leaf, layout: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=layout),
+            *(lowered.out_info, play.output_shardings),
+        )
         outcome = outcome_shapes(self.config.env, len(progress.states.iteration), self.config.num_envs)
-        learn = self._lowered("learn", budgeted_learn, (*given, play.out_info, outcome), after, donate_argnums=0)
-        return [play.compile(), learn.compile()]
+        learn = self._lowered("learn", budgeted_learn, (*given, played, outcome), after, donate_argnums=0)
+        return [play, learn.compile()]
 
     def _lowered(self, name: Hashable, make: Callable, given: tuple, layouts: Any, **options: Any) -> Any:
         """The program of a function of one row, `make(config)`, over all rows."""
@@ -287,18 +284,18 @@ class Rows:
 
 
 def _chunk_length(config: Config, hyperparams: Hyperparams, chunk_length: int | None, evaluate: Evaluate | None) -> int:
-    """Iterations between two calls of the callback: one, if the host acts between."""
-    if config.env.host is not None:
-        chunk_length = 1 if chunk_length is None else min(as_count("chunk_length", chunk_length), 1)
+    """Iterations between two calls of the callback: one, where the host acts in each."""
     num_iterations = budget.most_steps(config, hyperparams) // config.steps_per_iteration
     if chunk_length is None:
         # Without a limit of steps num_iterations assumes episodes of the greatest length, which are rare.
         is_known = hyperparams.num_iterations is not None or np.all(np.isfinite(hyperparams.total_steps))
         longest = num_iterations if is_known else MAX_CHUNK
         chunk_length = min(-(-num_iterations // NUM_CHUNKS), longest)
-    length = min(as_count("chunk_length", chunk_length), num_iterations)
+    length = min(as_count("chunk_length", chunk_length), num_iterations if config.env.host is None else 1)
     if evaluate is not None and not isinstance(evaluate, Evaluate):
         raise ConfigError(f"evaluate={evaluate!r} does not say when to evaluate; use Evaluate(every=10)")
+    if evaluate is not None:
+        check_evaluable(config)
     return length if evaluate is None else min(length, evaluate.every)
 
 

@@ -17,6 +17,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from grpo_jax.config import Config, kept_with
 from grpo_jax.devices.mesh import make_row_mesh, make_rows_function
 from grpo_jax.errors import ConfigError
+from grpo_jax.evaluation.episodes import check_evaluable
 from grpo_jax.recording.files import write_json
 from grpo_jax.recording.recorder import record
 from grpo_jax.recording.run_folder import SUMMARY_FILE, Recording, StopSignal, prepare_folder
@@ -68,6 +69,9 @@ class Study:
         programs: Sequence[RunSpec] | None = None,
     ):
         check_plans(plans, mesh)
+        if score.function is not None:
+            for plan in plans:
+                check_evaluable(plan.config)
         trained = programs or plans
         self.plans, self.out, self.console, self.runs = plans, recording.out, console, []
         self._recording, self._evaluate, self._score, self.mesh = recording, evaluate, score, mesh
@@ -117,8 +121,7 @@ class Study:
     def _final_returns(self, config: Config, title: str, states: TrainState, keys: jax.Array) -> np.ndarray:
         mesh = make_row_mesh(len(keys)) if self.mesh is None else self.mesh
         score = functools.partial(self._score.function, config)
-        make = functools.partial(make_rows_function, score, mesh, compiled=config.env.host is None)
-        scores = kept_with(config, (self._score, mesh), make)
+        scores = kept_with(config, (self._score, mesh), lambda: make_rows_function(score, mesh))
         what = f"{title}: final evaluation, {self._score.caption}"
         if is_silent := not self.console.is_interactive:
             self.console.print(what, soft_wrap=True)

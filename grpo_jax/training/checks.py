@@ -19,7 +19,7 @@ from grpo_jax.importing import is_custom
 from grpo_jax.rollouts.outcomes import outcome_shapes
 from grpo_jax.training.budget import check_budget
 from grpo_jax.training.train_step import initial_state, make_learn, make_play
-from grpo_jax.types import Metrics, PyTree, RewardParts, TrainState, first_difference
+from grpo_jax.types import Metrics, PyTree, TrainState, first_difference
 from grpo_jax.updates.schedules import check_schedule
 
 _NUM_ENVS = 3
@@ -111,7 +111,7 @@ def _try_on_shapes(config: Config, structure: Any) -> Metrics:
         with jax.disable_jit(False):  # which would trace every step of a loop
             begin = functools.partial(initial_state, config)
             state = jax.eval_shape(begin, jax.eval_shape(jax.random.key, 0), hyperparams)
-            after, metrics = jax.eval_shape(functools.partial(_step, config), state, _outcome(config))
+            after, metrics = jax.eval_shape(functools.partial(_step, config), state)
     except ConfigError:
         raise
     except Exception as error:  # of a custom slot, or other code of the user
@@ -126,13 +126,10 @@ def _try_on_shapes(config: Config, structure: Any) -> Metrics:
     return metrics
 
 
-def _step(config: Config, state: TrainState, outcome: RewardParts | None) -> tuple[TrainState, Metrics]:
-    """A train step with the outcome of the environment's host side, if it has one."""
-    return make_learn(config)(state, make_play(config)(state), outcome)
-
-
-def _outcome(config: Config) -> RewardParts | None:
-    return outcome_shapes(config.env, config.num_envs)
+def _step(config: Config, state: TrainState) -> tuple[TrainState, Metrics]:
+    """A train step; the outcome of a host side is 0."""
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), outcome_shapes(config.env, config.num_envs))
+    return make_learn(config)(state, make_play(config)(state), zeros)
 
 
 def _scalars(structure: Any) -> Hyperparams:
@@ -182,10 +179,9 @@ def _read_fields(config: Config, structure: Any) -> set[str]:
     with jax.disable_jit(False):
         given = jax.eval_shape(jax.random.key, 0), _scalars(structure)
         init, state = jax.make_jaxpr(begin, return_shape=True)(*given)
-        step = jax.jit(functools.partial(_step, config)).trace(state, _outcome(config))
+        step = jax.jit(functools.partial(_step, config)).trace(state)
     init, program = init.jaxpr, step.jaxpr.jaxpr
-    begun = jax.tree.unflatten(jax.tree.structure(state), init.outvars)
-    before, _ = jax.tree.unflatten(jax.tree.structure((state, _outcome(config))), program.invars)
+    begun, before = (jax.tree.unflatten(jax.tree.structure(state), each) for each in (init.outvars, program.invars))
     after, metrics = jax.tree.unflatten(jax.tree.structure(step.out_info), program.outvars)
     live = _live(program, (after.replace(hyperparams=None), metrics))
     pairs = zip(*(jax.tree.leaves(each.replace(hyperparams=None)) for each in (begun, before)), strict=True)

@@ -13,41 +13,40 @@ import jax
 import numpy as np
 
 from grpo_jax.config import Config
-from grpo_jax.environments import chosen_parameters
-from grpo_jax.rollouts.outcomes import evaluated_on_host, outcome_shapes
+from grpo_jax.rollouts.outcomes import outcome_shapes
 from grpo_jax.training.train_step import Played
 from grpo_jax.types import RewardParts, TrainState
 
 
 def with_choices(config: Config, states: TrainState, keys: jax.Array, iteration: int) -> TrainState:
-    """The states `[R, ...]` with the parameters that the host chooses for their next iteration.
+    """The states with what the host chooses for their next iteration: see `HostSide.choose`.
 
     Args:
       config: of the run.
-      states: before the iteration.
+      states: of `R` rows, each leaf `[R, ...]`.
       keys: `[R]`, with which the rows began.
-      iteration: iterations made before.
+      iteration: the number of iterations before.
     """
     params = states.rollout.environment_params
-    chosen = chosen_parameters(config.env, params, keys, iteration, config.group_size)
-    layouts = {name: params[name].sharding for name in chosen}
-    rollout = states.rollout._replace(environment_params=params | jax.device_put(chosen, layouts))
-    return states.replace(rollout=rollout)
+    chosen = config.env.host.choose(keys, iteration, config.num_groups)
+    members = {name: np.repeat(value, config.group_size, axis=1) for name, value in chosen.items()}
+    moved = jax.device_put(members, {name: params[name].sharding for name in chosen})
+    return states.replace(rollout=states.rollout._replace(environment_params=params | moved))
 
 
 def host_outcome(config: Config, played: Played, rows: np.ndarray | None = None) -> RewardParts:
-    """The rewards `[R, B, ...]` of what has been played, for the second half of the train step.
+    """The rewards `[R, B, ...]` of what has been played, for `learn`: see `HostSide.outcome`.
 
     Args:
       config: of the run.
       played: each leaf `[R, ...]`.
-      rows: the rows whose iteration counts, and that are rewarded, int `[N]`; None: all.
+      rows: int `[N]`, those to reward, if others have ended; None: all.
     """
-    num_rows = len(played.rollout.episode_length)
+    end, num_rows = played.rollout, len(played.rollout.episode_length)
     rows = np.arange(num_rows) if rows is None else rows
-    found = evaluated_on_host(config.env, jax.tree.map(lambda leaf: np.asarray(leaf)[rows], played.rollout))
+    seen = jax.tree.map(lambda leaf: np.asarray(leaf)[rows], (end.environment, end.environment_params))
     shapes = outcome_shapes(config.env, num_rows, config.num_envs)
     outcome = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
-    for whole, part in zip(outcome, found, strict=True):
+    for whole, part in zip(outcome, config.env.host.outcome(*seen), strict=True):
         whole[rows] = part
     return outcome

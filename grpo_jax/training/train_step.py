@@ -13,7 +13,7 @@ from grpo_jax.hyperparams import Hyperparams, completed
 from grpo_jax.policies import Policy, partition
 from grpo_jax.policies.normalization import initial_normalizer, merge_rollout
 from grpo_jax.rollouts.collect import collect, kept_groups
-from grpo_jax.rollouts.outcomes import add_parts, scaled_rewards
+from grpo_jax.rollouts.outcomes import add_outcome, scaled_rewards
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.training.budget import fraction_done
 from grpo_jax.training.metrics import own_metrics, rollout_metrics
@@ -34,20 +34,19 @@ class Played(NamedTuple):
 def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, Metrics]]:
     """`train_step(state) -> (state, metrics)`: one iteration, pure. Compose it with `jit`, `vmap` and `lax.scan`.
 
-    It is `learn(state, play(state))`, of `make_play` and `make_learn`. The same function for the same config, traced
-    once: the checks' trace is the one that is compiled.
+    The same function for the same config, traced once: the checks' trace is the one that is compiled.
 
     Raises:
-      ConfigError: when called, for an environment with a host side, which acts between `play` and `learn`.
+      ConfigError: the environment has a host side, which acts between the halves.
     """
+    if config.env.host is not None:
+        raise ConfigError(
+            f"{config.env.name!r} is rewarded on the host, which no train step calls; use run, or make_play and "
+            "make_learn in a loop of your own, as grpo_jax.training.host_side shows"
+        )
     play, learn = make_play(config), make_learn(config)
 
     def train_step(state: TrainState) -> tuple[TrainState, Metrics]:
-        if config.env.host is not None:
-            raise ConfigError(
-                f"{config.env.name!r} is rewarded on the host, which no train step calls; use run, or make_play and "
-                "make_learn in a loop of your own, as grpo_jax.training.host_side shows"
-            )
         return learn(state, play(state))
 
     return kept_with(config, ("train step",), lambda: jax.jit(train_step, inline=True))
@@ -75,7 +74,8 @@ def make_learn(config: Config) -> Callable[..., tuple[TrainState, Metrics]]:
         policy, hyperparams, (_, _, key_update, key) = _policy_and_keys(config, state)
         rollout, trajectory = played
         if outcome is not None:
-            rollout, trajectory = add_parts(config.env, outcome, state.hyperparams.discount, rollout, trajectory)
+            discount = state.hyperparams.discount
+            rollout, trajectory = add_outcome(config.env, discount, False, rollout, trajectory, outcome)
         # Only the next iteration sees these statistics: the update must see observations as they were acted upon.
         normalizer = merge_rollout(state.normalizer, trajectory)
 
