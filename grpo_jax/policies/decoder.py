@@ -60,12 +60,13 @@ class Decoder(nn.Module):
         x = embedding[tokens].astype(config.compute_dtype)
         has_rope = [config.has_rope(layer) for layer in range(config.num_layers)]
         rotations = {has: _rotation(positions * has, config) for has in {*has_rope}}  # without: by an angle of 0
-        # A single step (with a slot) has no gradient.
-        block = nn.remat(Block) if config.checkpoint_layers and slot is None else Block
         cache = []
         for layer, past_of_layer in enumerate(past or (None,) * config.num_layers):
-            rotation = rotations[has_rope[layer]]
-            x, kept = block(config, name=f"block_{layer}")(x, rotation, mask, past_of_layer, slot)
+            name, inputs = f"block_{layer}", (x, rotations[has_rope[layer]], mask, past_of_layer, slot)
+            if self.is_initializing():
+                x, kept = Block(config, name=name)(*inputs)
+            else:
+                x, kept = _block(config, self.get_variable("params", name), *inputs)
             cache.append(kept)
         x = Norm(config.norm_eps, name="norm")(x).astype(jnp.float32)
         x = x.reshape(-1, config.width)
@@ -119,6 +120,14 @@ class Block(nn.Module):
         gate, up = jnp.split(dense(2 * size.feedforward, name="gate_up")(norm(name="norm_2")(x)), 2, axis=-1)
         x = x + dense(config.width, kernel_init=into_stream, name="down")(nn.silu(gate) * up)
         return x.reshape(*batch_shape, config.width), kept
+
+
+@functools.partial(jax.jit, static_argnums=0)  # traced, and differentiated, once for all layers
+def _block(architecture, params, *inputs):
+    def apply(params, *inputs):
+        return Block(architecture).apply({"params": params}, *inputs)
+
+    return (jax.checkpoint(apply) if architecture.checkpoint_layers else apply)(params, *inputs)
 
 
 class Norm(nn.Module):

@@ -288,3 +288,21 @@ def test_checkpointed_layers_have_the_same_gradient_from_a_quarter_of_the_activa
         kept[-1] -= sum(leaf.size for leaf in jax.tree.leaves(params))
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-7), *gradients)
     assert kept[1] < kept[0] / 4
+
+
+def test_layers_are_in_a_program_once():
+    def lines(num_layers):
+        architecture = Transformer(**SMALL | {"num_layers": num_layers, "lora_rank": 2, "checkpoint_layers": True})
+        tokens = jnp.zeros((2, 2), jnp.int32)
+        policy = make_token_policy(architecture, categorical(9), max_steps=4)
+
+        def play_and_update(params):
+            carry = policy.initial_carry(params, 2, tokens)
+            last = policy.sequence_carry(carry)
+            gradient = jax.grad(lambda params: jnp.sum(policy.sequence(params, tokens, last, None)[0]))(params)
+            return policy.step(params, tokens[0], carry)[0], gradient
+
+        params = jax.eval_shape(policy.init, jax.random.key(0))
+        return jax.jit(play_and_update).lower(params).as_text().count("\n")
+
+    assert lines(6) - lines(3) < lines(3) / 4
