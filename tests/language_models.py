@@ -37,7 +37,8 @@ TEMPLATES = {
     "json, tools and namespaces": (
         "{%- set ns = namespace(count=0) -%}{{ bos_token }}{% if tools %}tools{% endif %}\n"
         "{% for message in messages %}\n  {% set ns.count = ns.count + 1 %}\n"
-        "{{ ns.count }} {{ message | tojson }}\n{% if message.role == 'assistant' %}"
+        "{{ ns.count }} {{ message | tojson }}\n{% if message.content is none %}none{% endif %}"
+        "{% if message.role == 'assistant' %}"
         "{% generation %}{{ message.content }}{% endgeneration %}{% endif %}\n{% endfor %}"
         "{% if not add_generation_prompt %}{{ raise_exception('no') }}{% endif %}"
     ),

@@ -72,7 +72,7 @@ class ChatTemplate:
         (`continue_final_message` of transformers).
 
         Raises:
-          ConfigError: it is no chat, or the template refuses it.
+          ConfigError: it is no chat, or the template refuses it or leaves out a call of a tool.
         """
         *first, last = messages = as_messages(messages)
         if is_begun := last["role"] == "assistant":
@@ -80,8 +80,12 @@ class ChatTemplate:
         names = {"messages": messages, "tools": None, "documents": None} | self._special_tokens | self.variables
         try:
             text = self._template.render(names, add_generation_prompt=not is_begun)
+            calls = [call.get("function", call)["name"] for each in messages for call in each.get("tool_calls", ())]
         except Exception as error:  # Jinja's, or Python's, such as a TypeError for content that is not a text
             raise ConfigError(f"the model's chat template refuses {messages!r}: {error}") from error
+        if lost := [name for name in calls if name not in text]:
+            advice = "write it as content, in the form that the model knows, or use a model for tools"
+            raise ConfigError(f"the model's chat template leaves out the call of the tool {lost[0]!r}; {advice}")
         if not is_begun:
             return text
         text, mark, after = text.rpartition(_CUT.strip())
@@ -103,19 +107,21 @@ def as_messages(chat: Any) -> list[dict[str, Any]]:
         wrong = f"{chat[messages.index(None)] if messages else chat!r:.200}"
         form = '[{"role": "user", "content": "2 + 3?"}], or with parts [{"type": "text", "text": "2 + 3?"}] as content'
         raise ConfigError(f"a prompt is a text, or a list of messages such as {form}, but this has {wrong}")
+    if "content" not in messages[-1]:
+        raise ConfigError(f"a chat ends with the calls of tools {chat[-1]!r:.200}; add what the tool or the user says")
     return messages
 
 
 def _as_message(message: Any) -> dict[str, Any] | None:
-    """A message with its text, which is empty in place of calls of tools; None for anything else."""
+    """A message without what is None, as in transformers, such as no text beside calls of tools; None for others."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         return None
+    message = {name: value for name, value in message.items() if value is not None}
     content = message.get("content")
-    if content is None and message.get("tool_calls"):
-        content = ""
     if isinstance(content, list | tuple) and content and all(map(_is_text, content)):
-        content = "".join(part["text"] for part in content)
-    return {**message, "content": content} if isinstance(content, str) else None
+        message["content"] = "".join(part["text"] for part in content)
+    has_calls = content is None and message.get("tool_calls")
+    return message if has_calls or isinstance(message.get("content"), str) else None
 
 
 def _is_text(part: Any) -> bool:

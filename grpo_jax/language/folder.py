@@ -116,12 +116,16 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     if path.exists():
         return read_fields(folder, CONFIG, _KINDS)
     advice = f"name the folder of a model, with its {CONFIG} and safetensors"
+    found = f"there is no folder {folder}, and nothing is downloaded"
     if folder.is_dir():
-        names = ", ".join(sorted(each.name for each in folder.iterdir())) or "no files"
-        raise ConfigError(f"{path} cannot be read: the folder has {names:.200}; {advice}; GGUF is not read")
-    if len(folder.parts) == 2 and not folder.is_absolute() and not folder.exists():
+        found = f"{folder} has {', '.join(sorted(each.name for each in folder.iterdir())) or 'no files':.200}"
+    elif folder.exists():
+        found = f"{folder} is a file"
+    elif len(folder.parts) == 2 and not folder.is_absolute():
         advice += f"; one of Hugging Face's hub: `hf download {folder} --local-dir {folder.name}`"
-    raise ConfigError(f"{path} cannot be read: there is no folder {folder}, and nothing is downloaded; {advice}")
+    if ".gguf" in found:
+        advice += "; GGUF is not read, but transformers makes a folder of it: from_pretrained(..., gguf_file=...)"
+    raise ConfigError(f"{path} cannot be read: {found}; {advice}")
 
 
 def find_model(folder: str | Path) -> tuple[Path, Path | None]:

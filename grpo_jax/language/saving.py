@@ -1,6 +1,7 @@
 """Writes folders that `load_model` and transformers read, also of tiny new models, and adapters (LoRA) for PEFT."""
 
 import contextlib
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import jax
 
 from grpo_jax.errors import ConfigError
-from grpo_jax.language.folder import ADAPTER, FILES, describe_architecture, file_in, read_config
+from grpo_jax.language.folder import ADAPTER, CONFIG, FILES, describe_architecture, file_in, read_config
 from grpo_jax.language.models import LanguageModel, changed_fields
 from grpo_jax.language.tokenizer import Tokenizer
 from grpo_jax.language.weights import ADAPTER_WEIGHTS, WEIGHTS, actor_params, adapter_weights, published_weights
@@ -18,6 +19,9 @@ from grpo_jax.policies.transformer import DTYPES
 from grpo_jax.recording.files import Arrays, as_path, new_files, write_arrays, write_json
 from grpo_jax.types import PyTree
 
+SHARD_BYTES = 5 * 10**9
+"""The most bytes of weights in one file, as in transformers 4; of more, there are several files and an index."""
+_WEIGHT_FILE = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
 END, BEGIN = "<|im_end|>", "<|im_start|>"
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -172,7 +176,7 @@ def save_adapter(folder: str | Path, model: LanguageModel, params: PyTree, *, dt
 
 @contextlib.contextmanager
 def _model_files(folder: str | Path, dtype: str, source: Path | None = None) -> Iterator[Path]:
-    """As `new_files`, with the tokenizer of a model folder; an index of weights that the folder had is removed."""
+    """As `new_files`, with the tokenizer of a model folder; new weights replace all files of those that it had."""
     if dtype not in DTYPES:
         raise ConfigError(f"dtype={dtype!r}; use one of {', '.join(DTYPES)}")
     folder = as_path(folder)
@@ -181,11 +185,29 @@ def _model_files(folder: str | Path, dtype: str, source: Path | None = None) -> 
             if path.exists():
                 shutil.copyfile(path, new / path.name)
         yield new
-    (folder / f"{WEIGHTS}.index.json").unlink(missing_ok=True)
+        written = {path.name for path in new.iterdir()}
+    if CONFIG in written:
+        for path in folder.glob("model*.safetensors*"):
+            if path.name not in written and _WEIGHT_FILE.fullmatch(path.name):
+                path.unlink()
 
 
 def _write_model(folder: Path, description: Mapping[str, Any], weights: Arrays, dtype: str) -> None:
     """Writes config.json, with these fields, and the weights."""
-    write_json(folder / "config.json", {**description, "dtype": dtype, "torch_dtype": dtype})
-    # transformers refuses files that do not name a framework.
-    write_arrays(folder / WEIGHTS, weights, {"format": "pt"})
+    write_json(folder / CONFIG, {**description, "dtype": dtype, "torch_dtype": dtype})
+    shards, room = [], 0
+    for name, tensor in weights.items():
+        if not shards or tensor.nbytes > room:
+            shards.append({})
+            room = SHARD_BYTES
+        shards[-1][name] = tensor
+        room -= tensor.nbytes
+    count = len(shards)
+    files = [f"model-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
+    files = files if count > 1 else [WEIGHTS]
+    for file, shard in zip(files, shards, strict=True):
+        write_arrays(folder / file, shard, {"format": "pt"})  # transformers refuses files that do not name a framework
+    if count > 1:
+        weight_map = {name: file for file, shard in zip(files, shards, strict=True) for name in shard}
+        total = {"total_size": sum(tensor.nbytes for tensor in weights.values())}
+        write_json(folder / f"{WEIGHTS}.index.json", {"metadata": total, "weight_map": weight_map})

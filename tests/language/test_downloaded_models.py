@@ -193,6 +193,14 @@ def test_a_folder_with_something_wrong_is_refused(name, tmp_path):
                 load(folder)
 
 
+def test_gguf_files_are_refused(folder):
+    (folder / "model.gguf").touch()
+    (folder / CONFIG).unlink()
+    for path, found in ((folder, "has .*model.gguf"), (folder / "model.gguf", "model.gguf is a file")):
+        with pytest.raises(ConfigError, match=f"{found}.*; GGUF is not read, but transformers makes a folder of it"):
+            load_model(path)
+
+
 def test_a_folder_without_an_end_token_is_refused(folder):
     change(folder, "generation_config.json", {"eos_token_id": [7, 9]})
     assert load_tokenizer(folder).end_tokens == (7, 9, 0), "those of config.json count too"

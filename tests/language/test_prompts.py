@@ -96,6 +96,9 @@ def test_rewards_get_the_first_space(tmp_path):
 
 TRIM = CHATML.replace("message.content", "message.content | trim")
 ANSWER = {"role": "assistant", "content": "The end"}
+TOOLS = CHATML.replace(
+    "content }}", "content }}{% for each in message.tool_calls %}{{ each.function.name }}{% endfor %}"
+)
 CALL = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]}
 RENDERED = [
     (CHATML, [*USER, ANSWER], "<|im_start|>assistant\nThe end"),
@@ -105,7 +108,7 @@ RENDERED = [
     (TRIM, [*USER, ANSWER | {"content": " a "}], "<|im_start|>assistant\na"),
     (CHATML, [{"role": "user", "content": [{"type": "text", "text": t} for t in "12"]}], "user\n12<|im_end|>"),
     (CHATML, [*USER, ANSWER | {"content": [{"type": "text", "text": "a"}]}], "\na"),
-    (CHATML, [*USER, CALL, {"role": "tool", "content": "5"}], "assistant\n<|im_end|>\n<|im_start|>tool"),
+    (TOOLS, [*USER, CALL, {"role": "tool", "content": "5"}], "assistant\nf<|im_end|>\n<|im_start|>tool"),
 ]
 
 
@@ -128,7 +131,7 @@ WRONG_CHATS = [
 
 def test_what_is_no_chat_is_refused(tmp_path):
     tokenizer = load_tokenizer(make_model(tmp_path))
-    for prompt in (*WRONG_CHATS, b"a", [*USER, CALL]):
+    for prompt in (*WRONG_CHATS, b"a", [*USER, CALL], [*USER, CALL, *USER]):  # the last: a template without tools
         for give in (tokenizer.encode, lambda chat: encode_prompts(tokenizer, [chat])):
             with pytest.raises(ConfigError):
                 give(prompt)

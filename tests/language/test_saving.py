@@ -135,7 +135,7 @@ def test_a_full_disk_leaves_nothing_of_a_model(model, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_a_saved_folder_is_the_one_that_was_loaded(tmp_path, model_type):
+def test_a_saved_folder_is_the_one_that_was_loaded(tmp_path, model_type, monkeypatch):
     folder, second = make_model(tmp_path / "first", model_type), tmp_path / "second"
     model, params = load_model(folder), load_params(folder)
     assert are_equal(params, make_params(model.architecture, 258))
@@ -145,9 +145,19 @@ def test_a_saved_folder_is_the_one_that_was_loaded(tmp_path, model_type):
     save_trained(second, model, params, dtype="bfloat16")
     rounded = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.bfloat16).astype(jnp.float32), params)
     assert are_equal(load_params(second), rounded)
-    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-00001-of-00002.safetensors"}}')
+    monkeypatch.setattr(saving, "SHARD_BYTES", 20_000)
     save_trained(folder, model, rounded)
-    assert are_equal(load_params(folder), rounded), "in place of several files"
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    sizes = {
+        name: sum(each.nbytes for each in load_file(folder / name).values()) for name in index["weight_map"].values()
+    }
+    assert {path.name for path in folder.glob("*.safetensors")} == sizes.keys() and len(sizes) > 1
+    assert max(sizes.values()) <= 20_000 and sum(sizes.values()) == index["metadata"]["total_size"]
+    assert are_equal(load_params(folder), rounded), "in place of a single file"
+    monkeypatch.undo()
+    save_trained(folder, model, params)
+    assert [path.name for path in folder.glob("*.safetensors*")] == ["model.safetensors"]
+    assert are_equal(load_params(folder), params), "in place of several files"
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)

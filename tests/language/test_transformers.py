@@ -11,13 +11,19 @@ import pytest
 from language_models import CHAT, MODEL_TYPES, TEMPLATES, lengths, make_model
 
 from grpo_jax.commands import lm
-from grpo_jax.language import load_architecture, load_model, load_params, save_trained
+from grpo_jax.language import load_architecture, load_model, load_params, save_trained, saving
 from grpo_jax.policies import categorical, make_token_policy
 
 transformers = pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
 
+ARGUMENTS = {"name": "sum", "arguments": {"a": 2, "b": "é<"}}
+CALLS = [
+    *CHAT[:2],
+    {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": ARGUMENTS}]},
+    {"role": "tool", "content": "5", "tool_calls": None},
+]
 TEXT = "12 + 3 = 15"
 
 
@@ -36,13 +42,15 @@ def published_logits(folder, tokens):
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_logits_agree(tmp_path, model_type, dtype):
+def test_logits_agree(tmp_path, model_type, dtype, monkeypatch):
     folder = make_model(tmp_path / "first", model_type, num_layers=4)
     changes = {"rope_base": 100.0, "norm_eps": 1e-3, "rope_scaling": (8.0, 1.0, 4.0, 16)}
     model, params = load_model(folder, **changes), load_params(folder)
     trained = jax.tree.map(lambda leaf: leaf + 0.1 * jax.random.normal(jax.random.key(1), leaf.shape), params)
     saved = tmp_path / "saved"
+    monkeypatch.setattr(saving, "SHARD_BYTES", 20_000)
     save_trained(saved, model, trained, dtype=dtype)
+    assert len([*saved.glob("*.safetensors")]) > 1
     tokens = model.tokenizer.encode(TEXT)
     ours = logits(saved, tokens)
     assert ours.std() > 0.1
@@ -91,7 +99,7 @@ def test_a_folder_that_transformers_wrote_loads_here(tmp_path, model_type):
 def test_chats_are_rendered_as_by_transformers(tmp_path, name):
     folder = make_model(tmp_path, chat_template=TEMPLATES[name])
     theirs, ours = transformers.AutoTokenizer.from_pretrained(folder), load_model(folder).tokenizer
-    for chat in (CHAT, CHAT[1:], CHAT[1:2]):
+    for chat in (CHAT, CHAT[1:], CHAT[1:2], *([CALLS] if "json" in name else [])):
         assert ours.render(chat) == theirs.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
         encoded = theirs.apply_chat_template(chat, tokenize=True, add_generation_prompt=True, return_dict=True)
         assert ours.encode(chat) == encoded["input_ids"]
