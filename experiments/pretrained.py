@@ -50,7 +50,7 @@ class Arguments:
     """Trains SmolLM2-135M-Instruct by rewards on small tasks, and measures it on held-out prompts."""
 
     tasks: tuple[str, ...] = ("sentiment",)
-    """What is asked: sentiment, rule, larger, sentence."""
+    """What is asked: sentiment, rule, larger, sentence, calculator."""
     methods: tuple[str, ...] = ("GRPO",)
     """Which methods are trained; results that are in the folder stay."""
     num_iterations: Count | None = None

@@ -125,7 +125,30 @@ def sentence() -> Task:
     return Task(chats(NOUNS, 240), chats(HELD_OUT_NOUNS, 40), 12, flags)
 
 
-TASKS = {"sentiment": sentiment, "rule": rule, "larger": larger, "sentence": sentence}
+def calculator() -> Task:
+    """A product and a sum, with a tool: the examples answer an easy sum at once, and call the tool for a hard one."""
+    examples = {"What is 2 + 3?": "5", "What is 58 * 4 - 9?": "calc: 58 * 4 - 9", "223": "223"}
+    draw = np.random.default_rng(0)
+    drawn = {tuple(draw.integers((11, 3, 3, 0), (100, 10, 31, 2)).tolist()): None for _ in range(300)}
+    rows = []
+    for a, b, c, is_sum in [*drawn][:280]:
+        result = a * b + c if is_sum else a * b - c
+        rows.append(_chat(examples, f"What is {a} * {b} {'-+'[is_sum]} {c}?", answer=str(result)))
+    flags = f"{REWARD}exact --respond experiments.harness.pretrained_tasks:calculate --max-turns 3 --max-completion 40"
+    sizes = "--num-prompts 4 --num-samples 2 --num-held-out 24 --sample-every 10 --learning-rate 5e-4"
+    return Task(rows[:240], rows[240:], 10, f"{flags} {sizes}")
+
+
+TASKS = {"sentiment": sentiment, "rule": rule, "larger": larger, "sentence": sentence, "calculator": calculator}
+
+
+def calculate(messages):
+    """The calculator's answer to a call such as "calc: 58 * 4 - 9"; None for anything else."""
+    call = re.fullmatch(r"calc: (\d{1,9}) \* (\d{1,9}) ([+-]) (\d{1,9})", _text(messages))
+    if not call:
+        return None
+    a, b, c = (int(call[group]) for group in (1, 2, 4))
+    return str(a * b + c if call[3] == "+" else a * b - c)
 
 
 def exact(completions, answer):

@@ -14,6 +14,7 @@ from grpo_jax.commands.harness.language_training import recorded_template, train
 from grpo_jax.devices.execution_plan import resolve_plan
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import FRESH
+from grpo_jax.importing import import_object
 from grpo_jax.language import (
     LanguageTask,
     language_environment,
@@ -49,6 +50,8 @@ def make_task(arguments: Arguments) -> LanguageTask:
         max_completion=arguments.max_completion,
         process_rewards=arguments.process_rewards,
         stop_strings=arguments.stop_strings,
+        respond=arguments.respond and import_object(arguments.respond, "respond"),
+        max_turns=arguments.max_turns,
     )
 
 

@@ -31,6 +31,7 @@ class Sampling(NamedTuple):
     top_p: jax.Array | float | None = None  # sample only the most probable tokens of this total probability; None: all
     min_p: jax.Array | float | None = None  # sample only tokens at least this probable, relative to the most probable
     stops: tuple[jax.Array, jax.Array] | None = None  # what finds texts that end a completion too, see `follow_stops`
+    answers: jax.Array | None = None  # [N, num_samples, num_steps] int32 tokens that others write; -1: the policy does
 
 
 class Completions(NamedTuple):
@@ -88,7 +89,7 @@ def generate(
         given = limits | given
     is_greedy = isinstance(sampling.temperature, int | float) and sampling.temperature == 0
     fixed = policy._replace(has_critic=False), num_samples, num_steps, resolve_plan(plan), is_greedy
-    ends = _ends(sampling.end_token, policy.distribution.num_parameters), sampling.stops
+    ends = _ends(sampling.end_token, policy.distribution.num_parameters), sampling.stops, sampling.answers
     return _complete(fixed, params, as_prompt_tokens(prompts, params), ends, key, sampling.temperature, given)
 
 
@@ -98,8 +99,10 @@ def _complete(fixed, params, prompts, ends, key, temperature, truncation):
     policy = with_temperature(policy, temperature)
     if truncation:
         policy = with_truncation(policy, **truncation)
-    environment = _continuation(policy.distribution.num_parameters, num_steps, *ends)
+    environment = _continuation(policy.distribution.num_parameters, num_steps, *ends[:2], ends[2] is not None)
     texts = {"text": jnp.repeat(jax.vmap(_end_at_the_right)(prompts), num_samples, axis=0)}
+    if ends[2] is not None:
+        texts["answers"] = jnp.reshape(ends[2], (-1, num_steps))
     simulator = Simulator(environment, policy, params, plan=plan)
     count = len(prompts) * num_samples
     end, trajectory = simulator.play(texts, key, count, group_size=num_samples, greedy=is_greedy)
@@ -158,7 +161,24 @@ def follow_stops(stops: tuple[jax.Array, jax.Array], found: jax.Array, token: ja
     return found, jnp.any(found == ends)
 
 
-def _continuation(vocab_size: int, max_steps: int, ends: jax.Array, stops: Any) -> Environment:
+def follow_turn(
+    ends: jax.Array, stops: tuple | None, found: Any, token: jax.Array, time: jax.Array, answers: jax.Array | None
+) -> tuple[Any, jax.Array]:
+    """The searches for the stop texts after the token at this time, see `follow_stops`, and whether it ends all.
+
+    One that ends a turn does not end all if an answer follows, and a token of an answer ends nothing.
+    """
+    is_end = jnp.any(token == ends)
+    if stops is not None:
+        found, is_stop = follow_stops(stops, found, token)
+        is_end |= is_stop
+    if answers is None:
+        return found, is_end
+    here, after = (answers.at[time + i].get(mode="fill", fill_value=-1) >= 0 for i in (0, 1))
+    return jax.tree.map(lambda count: jnp.where(here, 0, count), found), is_end & ~here & ~after
+
+
+def _continuation(vocab_size: int, max_steps: int, ends: jax.Array, stops: Any, has_answers: bool) -> Environment:
     """An environment that continues a text, its parameter, by one token a step; all rewards are 0."""
 
     def reset(key, params):
@@ -166,10 +186,8 @@ def _continuation(vocab_size: int, max_steps: int, ends: jax.Array, stops: Any) 
         return (jnp.zeros((), jnp.int32), searches), params["text"][-1]
 
     def step(key, state, action, params):
-        (time, searches), is_end = state, jnp.any(action == ends)
-        if stops is not None:
-            searches, is_stop = follow_stops(stops, searches, action)
-            is_end |= is_stop
+        time, searches = state
+        searches, is_end = follow_turn(ends, stops, searches, action, time, params.get("answers"))
         return transition((time + 1, searches), action, 0.0, is_end, time + 1 >= max_steps)
 
     return Environment(
@@ -182,6 +200,7 @@ def _continuation(vocab_size: int, max_steps: int, ends: jax.Array, stops: Any) 
         action_mask=None,
         max_steps=max_steps,
         prompt=lambda state, params: params["text"][:-1],  # the last token is the first observation
+        forced_action=(lambda state, params: params["answers"][state[0]]) if has_answers else None,
     )
 
 

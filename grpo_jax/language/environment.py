@@ -10,10 +10,11 @@ import numpy as np
 from grpo_jax.environments import Environment
 from grpo_jax.environments.environment import HostSide, transition
 from grpo_jax.environments.spaces import Discrete
-from grpo_jax.environments.tokens import Completion
-from grpo_jax.evaluation.generation import follow_stops
+from grpo_jax.environments.tokens import PAD, Completion
+from grpo_jax.evaluation.generation import follow_turn
 from grpo_jax.language.prompts import rounds
 from grpo_jax.language.task import LanguageTask
+from grpo_jax.language.turns import with_answers
 from grpo_jax.types import RewardParts
 
 
@@ -25,8 +26,10 @@ def language_environment(task: LanguageTask) -> Environment:
     before each iteration, all prompts before any comes again; and the weight of each reward, by the reward's name.
 
     Rewards are known when the completions of an iteration have ended, and the host gives them too. So the compiled
-    programs hold no prompt, and serve all of the same length.
+    programs hold no prompt, and serve all of the same length. With `respond`, the tokens of answers are a parameter of
+    each completion, `answers`: the host adds those to turns that have ended, and all is played again.
     """
+    has_turns = task.respond is not None
     end_tokens = jnp.array(task.model.tokenizer.end_tokens, jnp.int32)
     file = task.prompts.sources[0].rpartition(", line ")[0]
     name = f"{task.model.folder.resolve().name} with {Path(file).name or 'prompts'}"
@@ -38,21 +41,24 @@ def language_environment(task: LanguageTask) -> Environment:
 
     def step(key, state, action, params):
         action = jnp.asarray(action, jnp.int32)
-        state = state.append(action)
-        is_end = jnp.any(action == end_tokens)
-        if task.stop_strings:
-            found, is_stop = follow_stops(task.stops, state.found, action)
-            state, is_end = state._replace(found=found), is_end | is_stop
+        answers = params["answers"] if has_turns else None
+        found, is_end = follow_turn(end_tokens, task.stops, state.found, action, state.length, answers)
+        state = state.append(action)._replace(found=found)
         return transition(state, action, 0.0, is_end, state.length >= task.max_completion)
 
     def choose(keys, iteration, num_groups):
         seeds = np.asarray(jax.random.key_data(keys))
         prompt = np.stack([rounds(seed, task.num_training, num_groups, iteration) for seed in seeds])
-        return {"prompt": prompt, "prompt_tokens": task.tokens[prompt]}
+        answers = {"answers": np.full((*prompt.shape, task.max_completion), PAD, np.int32)} if has_turns else {}
+        return {"prompt": prompt, "prompt_tokens": task.tokens[prompt], **answers}
+
+    def again(states, params):
+        answers = with_answers(task, states.problem, states.tokens, params["answers"])
+        return None if answers is None else {"answers": answers}
 
     def outcome(states, params):
-        started = time.perf_counter()
-        values, rewarded = task.judge(states.problem, states.tokens, steps=task.process_rewards)
+        started, answers = time.perf_counter(), params.get("answers")
+        values, rewarded = task.judge(states.problem, states.tokens, steps=task.process_rewards, answers=answers)
         task.reward_times.append(time.perf_counter() - started)
         weights = np.stack([params[reward.name] for reward in task.rewards], axis=-1)
         weights = weights[..., None, :] if task.process_rewards else weights
@@ -64,6 +70,7 @@ def language_environment(task: LanguageTask) -> Environment:
         step=step,
         params={
             **{"prompt": np.int32(0), "prompt_tokens": np.zeros(task.tokens.shape[1:], np.int32)},
+            **({"answers": np.full(task.max_completion, PAD, np.int32)} if has_turns else {}),
             **{reward.name: np.float32(reward.weight) for reward in task.rewards},
         },
         observation=jax.ShapeDtypeStruct((), jnp.int32),
@@ -72,7 +79,8 @@ def language_environment(task: LanguageTask) -> Environment:
         max_steps=task.max_completion,
         limit_terminates=True,  # a completion that is cut has been rewarded
         prompt=lambda state, params: params["prompt_tokens"][:-1],
-        host=HostSide(choose, outcome, in_steps=task.process_rewards),
+        host=HostSide(choose, outcome, again if has_turns else None, task.process_rewards),
+        forced_action=(lambda state, params: params["answers"][state.length]) if has_turns else None,
         reward_names=tuple(reward.name for reward in task.rewards),
         step_word="tokens",
     )

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import copy
+import functools
 import inspect
 import math
 import operator
@@ -22,14 +23,14 @@ from grpo_jax.language.folder import as_config_error
 from grpo_jax.language.prompts import RESERVED
 
 EXAMPLE = "def reward(prompts, completions, **fields): return [0.0 for completion in completions]"
-
+ADVICE = "let it return a number for every completion, such as 0 for one that it cannot judge"
 
 Payments = list[tuple[int | None, float]]
 """The rewards of a completion: up to which character, None for the whole, and the value."""
 
 
 class RewardError(ConfigError):
-    """A reward function failed: which one, at which completion or line, and what to do."""
+    """A reward function, or one that answers, failed: which one, at which completion or line, and what to do."""
 
 
 class Reward(NamedTuple):
@@ -88,7 +89,8 @@ def check_rewards(rewards: Sequence[Reward], fields: Sequence[str], source: str)
             f"there is no reward to learn from; name a function, such as --reward my_rewards:reward: {EXAMPLE}"
         )
     names = [reward.name for reward in rewards]
-    if len({*names, "prompt", "prompt_tokens"}) < len(names) + 2:  # which are parameters of the environment too
+    names_of_parameters = "prompt", "prompt_tokens", "answers"  # of the environment
+    if len({*names, *names_of_parameters}) < len(names) + len(names_of_parameters):
         raise ConfigError(f"rewards must differ in their names, and from 'prompt', but they are {', '.join(names)}")
     for reward in rewards:
         for name, parameter in _parameters(reward).items():
@@ -111,12 +113,12 @@ def call_rewards(rewards: Sequence[Reward], arguments: Mapping[str, Sequence]) -
         `completion_ids`, their tokens, `max_completion`, their limit, and the fields of the prompts.
     """
     arguments = {name: list(values) for name, values in arguments.items()}
-    texts, results = [text_of(completion) for completion in arguments["completions"]], []
+    texts, results, errors = [text_of(completion) for completion in arguments["completions"]], [], []
     for reward in rewards:
-        with _errors_of(reward, texts):
+        errors.append(functools.partial(errors_of, f"the reward {reward.name!r}", texts, ADVICE))
+        with errors[-1]():
             results.append(_listed(reward.function(**_arguments(reward, arguments))))
-    if any(map(inspect.isawaitable, results)):
-        results = run_async(_finished(rewards, results, texts))
+    results = finished(results, errors)
     payments = [_checked(reward.name, values, texts) for reward, values in zip(rewards, results, strict=True)]
     for row in np.flatnonzero(~totals(payments)[1].any(axis=1)):
         names = ", ".join(reward.name for reward in rewards)
@@ -155,24 +157,27 @@ def _listed(values: Any) -> Any:
     return list(values) if isinstance(values, Iterator) else values
 
 
-async def _finished(rewards: Sequence[Reward], results: list, texts: list) -> list:
-    """The results, with what those that are awaitable give; they are awaited together."""
+def finished(results: list, errors: Sequence[Callable]) -> list:
+    """The results, with what those that are awaitable give, each within its context; they are awaited together."""
 
-    async def finish(reward: Reward, result: Any) -> Any:
-        with _errors_of(reward, texts):
+    async def finish(result: Any, context: Callable) -> Any:
+        with context():
             return _listed(await result) if inspect.isawaitable(result) else result
 
-    tasks = [asyncio.ensure_future(finish(*each)) for each in zip(rewards, results, strict=True)]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
+    async def finish_all() -> list:
+        tasks = [asyncio.ensure_future(finish(*each)) for each in zip(results, errors, strict=True)]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    return run_async(finish_all()) if any(map(inspect.isawaitable, results)) else results
 
 
 @contextlib.contextmanager
-def _errors_of(reward: Reward, texts: list) -> Iterator[None]:
-    """Makes a RewardError, with the line and the innermost variable that held a completion, of what a reward raises."""
+def errors_of(what: str, texts: list, advice: str) -> Iterator[None]:
+    """Makes a RewardError, with the line and the innermost variable that held a completion, of what one raises."""
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -180,8 +185,7 @@ def _errors_of(reward: Reward, texts: list) -> Iterator[None]:
         held = [each for frame, _ in frames[::-1] for each in frame.f_locals.items() if isinstance(each[1], str)]
         at = next((f", where {name} = {text!r:.200}" for name, text in held if text and text in texts), "")
         raise RewardError(
-            f"the reward {reward.name!r} raised {type(error).__name__}: {error} ({place.filename}, line "
-            f"{place.lineno}{at}); let it return a number for every completion, such as 0 for one that it cannot judge"
+            f"{what} raised {type(error).__name__}: {error} ({place.filename}, line {place.lineno}{at}); {advice}"
         ) from error
 
 

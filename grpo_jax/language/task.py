@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.language.models import LanguageModel
 from grpo_jax.language.prompts import Prompts
 from grpo_jax.language.rewards import Reward, call_rewards, check_rewards, totals
+from grpo_jax.language.turns import ANSWER, check_turns, conversations
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -20,6 +21,7 @@ class LanguageTask:
     """Prompts, rewards, and a model that completes the prompts.
 
     Attributes:
+      messages_of: the answers of `respond`, messages, by their tokens.
       reward_times: seconds of each call of the rewards by runs that train on it.
 
     Raises:
@@ -38,10 +40,16 @@ class LanguageTask:
     """Pay rewards of steps within a completion where the steps end, instead of all at the end of the completion."""
     stop_strings: tuple[str, ...] = ()
     """A completion also ends with the token that completes one of these in its text, which keeps the string."""
+    respond: Callable | None = None
+    """Of a chat with the model's last message, `(messages) -> text`, a message, or None: an answer, after which the
+    model goes on; may be async. All turns of a conversation share the limit `max_completion`."""
+    max_turns: int = 4
+    """The most messages of the model in a conversation, with `respond`."""
 
     def __post_init__(self):
         """Checks the fields."""
         object.__setattr__(self, "reward_times", [])
+        object.__setattr__(self, "messages_of", {})
         training, held_out = self.prompts, self.held_out or self.prompts
         if (held_out.fields.keys(), held_out.are_chats) != (training.fields.keys(), training.are_chats):
             fields = f"{sorted(held_out.fields)}, and those to train on {sorted(training.fields)}"
@@ -50,6 +58,8 @@ class LanguageTask:
         check_rewards(self.rewards, list(self.prompts.fields), self.prompts.sources[0])
         self.tokens  # noqa: B018, checks the lengths
         self.stops  # noqa: B018, checks the strings and the tokenizer
+        if self.respond is not None:
+            check_turns(self)
 
     @property
     def num_training(self) -> int:
@@ -74,22 +84,41 @@ class LanguageTask:
         """What finds the stop strings: see `stop_moves`; None without any."""
         return self.model.stops(self.stop_strings)
 
-    def is_cut(self, tokens: np.ndarray) -> np.ndarray:
-        """Whether completions, int `[..., L]`, -1 after the end, were cut off at the limit: bool `[...]`."""
+    def is_cut(self, tokens: np.ndarray, answers: np.ndarray | None = None) -> np.ndarray:
+        """Whether completions, int `[..., L]`, -1 after the end, were cut off at the limit: bool `[...]`.
+
+        What is in an answer, see `judge`, ends none.
+        """
         tokens = np.asarray(tokens)
+        if answers is not None:
+            tokens = np.where(answers >= 0, ANSWER, tokens)
         cut = (tokens[..., -1] != PAD) & ~np.isin(tokens[..., -1], self.model.tokenizer.end_tokens)
         for place in zip(*np.nonzero(cut), strict=True) if self.stop_strings else ():
-            text = self.model.tokenizer.decode(tokens[place])
+            turn = tokens[place][np.max(np.flatnonzero(tokens[place] == ANSWER), initial=-1) + 1 :]
+            text = self.model.tokenizer.decode(turn)
             cut[place] = not any(string in text for string in self.stop_strings)
         return cut
 
-    def texts(self, prompt: np.ndarray, tokens: np.ndarray) -> list[str]:
-        """The texts of completions, int `[..., L]`, that continue the prompts of these indices, int `[...]`."""
+    def texts(self, prompt: np.ndarray, tokens: np.ndarray, answers: np.ndarray | None = None) -> list:
+        """The texts of completions, int `[..., L]`, that continue the prompts of these indices, int `[...]`.
+
+        With `respond` they are lists: the texts of all messages, also of the answers.
+        """
+        if self.respond is not None:
+            return [[message["content"] for message in chat] for chat in self.completions(prompt, tokens, answers)]
         tokens = np.asarray(tokens)
         rows = zip(tokens.reshape(-1, tokens.shape[-1]), self.tokens[np.ravel(prompt)], strict=True)
         return [self.model.tokenizer.decode(row, before) for row, before in rows]
 
-    def judge(self, prompt: np.ndarray, tokens: np.ndarray, *, steps: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    def completions(self, prompt: np.ndarray, tokens: np.ndarray, answers: np.ndarray | None = None) -> list:
+        """Completions as rewards see them: texts, or lists of messages, also the answers; as of `judge`."""
+        if not self.prompts.are_chats:
+            return self.texts(prompt, tokens)
+        return conversations(self, prompt, tokens, np.full(np.shape(tokens), PAD) if answers is None else answers)
+
+    def judge(
+        self, prompt: np.ndarray, tokens: np.ndarray, *, steps: bool = False, answers: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """The value of each reward, float32 `[..., K]`, 0 if it does not apply, and whether it does, bool.
 
         Args:
@@ -97,8 +126,9 @@ class LanguageTask:
           tokens: int `[..., L]`: their completions, -1 after the end.
           steps: give values at each token, `[..., L, K]`, instead of their sums: a step is paid by the token that
             completes its text, and a whole completion by its last token.
+          answers: int `[..., L]`: the tokens of answers at their places, negative elsewhere; None: there are none.
         """
-        arguments = self._reward_arguments(prompt, tokens)
+        arguments = self._reward_arguments(prompt, tokens, answers)
         payments, shape = call_rewards(self.rewards, arguments), (*np.shape(tokens), len(self.rewards))
         if not steps:
             return tuple(each.reshape(*shape[:-2], shape[-1]) for each in totals(payments))
@@ -112,13 +142,11 @@ class LanguageTask:
                 rewarded[row, index, number] = True
         return values.reshape(shape), rewarded.reshape(shape)
 
-    def _reward_arguments(self, prompt: np.ndarray, tokens: np.ndarray) -> dict[str, Sequence]:
+    def _reward_arguments(self, prompt: np.ndarray, tokens: np.ndarray, answers: np.ndarray | None) -> dict:
         """The arguments of the rewards by name, see `call_rewards`."""
         rows, flat = self.all_prompts.select(np.ravel(prompt).tolist()), np.reshape(tokens, (-1, np.shape(tokens)[-1]))
-        completions: Sequence = self.texts(prompt, tokens)
-        if self.prompts.are_chats:
-            completions = [[{"role": "assistant", "content": text}] for text in completions]
         ids = [[token for token in row if token != PAD] for row in flat.tolist()]
+        completions = self.completions(prompt, tokens, answers)
         given = {"prompts": rows.contents, "completions": completions, "completion_ids": ids}
         return {**given, "max_completion": [self.max_completion] * len(ids), **rows.fields}
 
@@ -126,7 +154,7 @@ class LanguageTask:
     def identity(self) -> tuple:
         """What a resumed run compares: the digest, the rewards with their code, and what the template was given."""
         template = self.model.tokenizer.template
-        return self.digest, self.rewards, template and (template.variables, template.dates)
+        return self.digest, self.rewards, template and (template.variables, template.dates), self.respond
 
     @functools.cached_property
     def digest(self) -> str:
@@ -135,5 +163,6 @@ class LanguageTask:
         prompts = [self.all_prompts.contents, self.all_prompts.fields, self.num_training]
         settings = [self.max_completion, self.model.tokenizer.end_tokens] + [True] * self.process_rewards
         settings += self.stop_strings
+        settings += [self.max_turns] * (self.respond is not None)
         text = json.dumps([rewards, prompts, *settings], sort_keys=True, default=str)
         return hashlib.sha256(text.encode() + self.tokens.tobytes()).hexdigest()[:8]

@@ -63,6 +63,14 @@ class Tokenizer:
             tokens.pop()
         return tokens
 
+    def encode_reply(self, messages: Messages, answer: Mapping[str, Any], *, after: int) -> list[int]:
+        """The tokens between the assistant's last message and its next one: see `ChatTemplate.reply`.
+
+        An end token that was the last one, `after`, stands for the one with which the template ends the message.
+        """
+        tokens = self._encoding(self.template.reply(messages, answer)).ids
+        return tokens[1:] if after in self.end_tokens and tokens[:1] and tokens[0] in self.end_tokens else tokens
+
     def _encoding(self, text: str, *, add_special_tokens: bool = False) -> Any:
         with as_config_error(f"{text!r:.200} is not a text in Unicode, as where half of a surrogate pair is alone: %s"):
             text.encode()

@@ -52,21 +52,23 @@ class Simulator(NamedTuple):
         """New episodes: one reset for each group, copied to its members, which therefore start bitwise equal.
 
         Args:
-          environment_params: each leaf `[num_envs, ...]`, equal within a group (see `group_parameters`).
+          environment_params: each leaf `[num_envs, ...]`; what resets and prompts read is equal within a group (see
+            `group_parameters`).
           key: of all resets.
           num_envs: number of environments.
           group_size: number of environments that start from each reset.
         """
         num_groups = num_envs // group_size
         keys = jax.random.split(threefry(key), num_groups)
-        environment_params = jax.tree.map(lambda leaf: leaf[::group_size], environment_params)
-        start, observation = jax.vmap(self.environment.reset)(keys, environment_params)
+        of_groups = jax.tree.map(lambda leaf: leaf[::group_size], environment_params)
+        start, observation = jax.vmap(self.environment.reset)(keys, of_groups)
         prompt = None
         if self.environment.prompt is not None:
-            prompt = jax.vmap(self.environment.prompt)(start, environment_params)
+            prompt = jax.vmap(self.environment.prompt)(start, of_groups)
         # The prompt is read once for all members of its group.
         carry = self.policy.initial_carry(self.params, num_groups, prompt)
-        return copy_to_members(new_episodes(start, observation, carry, environment_params), group_size)
+        members = copy_to_members(new_episodes(start, observation, carry), group_size)
+        return members._replace(environment_params=environment_params)
 
     def unroll(
         self,

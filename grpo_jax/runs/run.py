@@ -49,7 +49,7 @@ from grpo_jax.training.checks import (
     check_run,
     makes_params,
 )
-from grpo_jax.training.host_side import host_outcome, with_choices
+from grpo_jax.training.host_side import host_outcome, played_with_host, with_choices
 from grpo_jax.training.train import initial_states
 from grpo_jax.types import Metrics, PyTree, TrainState
 
@@ -231,7 +231,9 @@ class Rows:
         keys, rows = pad_rows(self.keys, self.mesh), np.arange(len(progress.states.iteration))
         goes_on = ~progress.ended[np.minimum(rows, len(self.keys) - 1)]
         states, limits = with_choices(self.config, progress.states, keys, progress.iteration), given[1]
-        played = finished(play, states, limits, num_devices=self.mesh.size)
+        played = played_with_host(
+            self.config, lambda states: finished(play, states, limits, num_devices=self.mesh.size), states
+        )
         outcome = host_outcome(self.config, played, rows[goes_on])
         return finished(learn, states, limits, played, outcome, num_devices=self.mesh.size)
 

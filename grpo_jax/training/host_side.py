@@ -4,10 +4,12 @@
 play, learn = (jax.jit(jax.vmap(make(config))) for make in (make_play, make_learn))
 for iteration in range(100):
     states = with_choices(config, states, keys, iteration)
-    played = play(states)
+    played = played_with_host(config, play, states)
     states, metrics = learn(states, played, host_outcome(config, played))
 ```
 """
+
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -15,7 +17,7 @@ import numpy as np
 from grpo_jax.config import Config
 from grpo_jax.rollouts.outcomes import outcome_shapes
 from grpo_jax.training.train_step import Played
-from grpo_jax.types import RewardParts, TrainState
+from grpo_jax.types import PyTree, RewardParts, RolloutState, TrainState
 
 
 def with_choices(config: Config, states: TrainState, keys: jax.Array, iteration: int) -> TrainState:
@@ -27,11 +29,28 @@ def with_choices(config: Config, states: TrainState, keys: jax.Array, iteration:
       keys: `[R]`, with which the rows began.
       iteration: the number of iterations before.
     """
-    params = states.rollout.environment_params
     chosen = config.env.host.choose(keys, iteration, config.num_groups)
-    members = {name: np.repeat(value, config.group_size, axis=1) for name, value in chosen.items()}
-    moved = jax.device_put(members, {name: params[name].sharding for name in chosen})
+    return _with_parameters(states, {name: np.repeat(value, config.group_size, 1) for name, value in chosen.items()})
+
+
+def played_with_host(config: Config, play: Callable[[TrainState], Played], states: TrainState) -> Played:
+    """`play(states)`, again with what the host changes, until it changes nothing: see `HostSide.again`."""
+    played, again = play(states), config.env.host.again or (lambda *end: None)
+    while changed := again(*_on_host(played.rollout)):
+        played = play(_with_parameters(states, changed))
+    return played
+
+
+def _with_parameters(states: TrainState, changed: dict[str, np.ndarray]) -> TrainState:
+    """The states with other parameters of the environments, each `[R, B, ...]`."""
+    params = states.rollout.environment_params
+    moved = jax.device_put(changed, {name: params[name].sharding for name in changed})
     return states.replace(rollout=states.rollout._replace(environment_params=params | moved))
+
+
+def _on_host(end: RolloutState) -> tuple[PyTree, PyTree]:
+    """The states and the parameters of the environments."""
+    return jax.tree.map(np.asarray, (end.environment, end.environment_params))
 
 
 def host_outcome(config: Config, played: Played, rows: np.ndarray | None = None) -> RewardParts:
@@ -42,9 +61,9 @@ def host_outcome(config: Config, played: Played, rows: np.ndarray | None = None)
       played: each leaf `[R, ...]`.
       rows: int `[N]`, those to reward, if others have ended; None: all.
     """
-    end, num_rows = played.rollout, len(played.rollout.episode_length)
+    num_rows = len(played.rollout.episode_length)
     rows = np.arange(num_rows) if rows is None else rows
-    seen = jax.tree.map(lambda leaf: np.asarray(leaf)[rows], (end.environment, end.environment_params))
+    seen = jax.tree.map(lambda leaf: leaf[rows], _on_host(played.rollout))
     shapes = outcome_shapes(config.env, num_rows, config.num_envs)
     outcome = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
     for whole, part in zip(outcome, config.env.host.outcome(*seen), strict=True):

@@ -47,6 +47,10 @@ def rollout_metrics(config: Config, trajectory: Trajectory, batch: Batch) -> Met
             counted = rewarded[:, i] | ~is_known  # no mean over nothing, for jax_debug_nans
             for word, mean in (("mean", jnp.mean), ("std", jnp.std)):
                 metrics[f"reward/{name}_{word}"] = jnp.where(is_known, mean(parts[:, i], where=counted), missing())
+    if config.env.host is not None and config.env.host.again is not None:
+        valid, forced = trajectory.valid, trajectory.forced & trajectory.valid
+        metrics["episode/turns_mean"] = 1 + jnp.mean(jnp.sum(forced[:-1] & ~forced[1:] & valid[1:], axis=0))
+        metrics["episode/answers_fraction"] = mean_or_missing(forced.astype(jnp.float32), valid)
     if trajectory.diverged is not None:
         metrics["environment/invalid_resets"] = jnp.sum(trajectory.diverged).astype(jnp.float32)
     if config.group_size > 1:

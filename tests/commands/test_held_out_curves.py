@@ -24,7 +24,7 @@ COMPLETIONS = np.array(
 SETTINGS = {"num_held_out": 2, "num_samples": 2, "sample_every": 2, "correct_at": 1.0}
 
 
-def judge(_, completions):
+def judge(_, completions, answers):
     """A reward of 1 for a first token of 5, and one of the number of tokens, which applies to those of several."""
     lengths = (completions >= 0).sum(-1)
     values = np.stack([completions[..., 0] == 5, lengths * (lengths > 1)], axis=-1)
@@ -40,14 +40,14 @@ def curves(folder, *, received=(), checkpoint_every=None, stop_at_reward=None, *
         reward_times=[0.25, 3.0, 0.5],
         judge=judge,
         rewards=[SimpleNamespace(name="five", weight=1.0), SimpleNamespace(name="length", weight=0.0)],
-        is_cut=lambda completions: (completions >= 0).all(-1),
+        is_cut=lambda completions, answers: (completions >= 0).all(-1),
         all_prompts=SimpleNamespace(contents=["a", "b", [{"role": "user", "content": "c"}]]),
-        texts=lambda _, completions: ["".join(map(str, each[each >= 0])) for each in completions],
+        texts=lambda _, completions, answers: ["".join(map(str, each[each >= 0])) for each in completions],
     )
     plan = SimpleNamespace(config=None, hyperparams=SimpleNamespace(num_iterations=10))
     settings = SimpleNamespace(**SETTINGS | changes, recording=recording, stop_at_reward=stop_at_reward, seed=0)
     made = HeldOutCurves(task, plan, folder, make_console(), settings, received)
-    made._complete = lambda states: COMPLETIONS
+    made._complete = lambda states: (COMPLETIONS, np.full_like(COMPLETIONS, -1))
     return made
 
 

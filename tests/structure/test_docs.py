@@ -102,6 +102,7 @@ def test_the_metrics_of_a_run_are_those_described():
     adaptive = adaptive._replace(kl_controller=controller, entropy_controller=of_entropy)
     adaptive = adaptive._replace(hyperparams=objectives.EntropyHyperparams)
     keys = {SAMPLED, GREEDY, "environment/invalid_resets", "episode/cut_fraction"}  # of some environments
+    keys |= {"episode/turns_mean", "episode/answers_fraction"}
     for algorithm in (adaptive, grpo_jax.PPO):
         config = Config(algorithm=algorithm, num_envs=8, num_minibatches=2)
         state = jax.eval_shape(make_init(config), jax.random.key(0), Hyperparams())

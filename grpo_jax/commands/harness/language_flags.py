@@ -93,6 +93,10 @@ class Arguments(CompletionArguments, StudyArguments):
     reward: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="MODULE:NAME[=WEIGHT]")]
     """A function (prompts, completions, **fields) -> numbers, by its import path; repeat the flag for several, whose
     weighted sum is the reward."""
+    respond: Annotated[str | None, tyro.conf.arg(metavar="MODULE:NAME")] = None
+    """A function (messages) -> text or None, such as a tool: it answers completions, and the model goes on."""
+    max_turns: Count = 4
+    """The most messages of the model in a conversation, with --respond; --max-completion limits its tokens in all."""
     held_out: str = "0.1"
     """Held-out prompts: another file, or a share of the prompts."""
     process_rewards: bool = False

@@ -21,6 +21,7 @@ from grpo_jax.config import behaviour_policy, kept_with
 from grpo_jax.evaluation.generation import Sampling, generate
 from grpo_jax.language import LanguageTask
 from grpo_jax.language.rewards import text_of
+from grpo_jax.language.turns import complete_turns
 from grpo_jax.recording import RunSpec, pass_at_k
 from grpo_jax.recording.files import fits, json_lines, write_json, write_text
 from grpo_jax.recording.run_folder import StopSignal
@@ -105,28 +106,34 @@ class HeldOutCurves:
         means = self.points[-1]["rewards"]
         return sum(reward.weight * np.array(means[reward.name]) for reward in self.task.rewards)
 
-    def _complete(self, states: TrainState) -> np.ndarray:
-        """Completions of the prompts `[R, N, K + 1, L]`, the last of which are greedy."""
+    def _complete(self, states: TrainState) -> tuple[np.ndarray, np.ndarray]:
+        """Completions of the prompts `[R, N, K + 1, L]`, the last of which are greedy, and the answers in them."""
         config, task, num_samples = self.plan.config, self.task, self.arguments.num_samples
         ends = {"end_token": task.model.tokenizer.end_tokens, "stops": task.stops}
 
-        def complete(state, prompts, key):
+        def complete(state, prompts, key, answers):
             policy = behaviour_policy(config, state.normalizer, state.hyperparams)
             sample = functools.partial(generate, policy, state.params, prompts, key, plan=config.plan)
             kinds = Sampling(num_samples, **ends), Sampling(temperature=0, **ends)
+            if task.respond is not None:
+                kinds = kinds[0]._replace(answers=answers[:, :-1]), kinds[1]._replace(answers=answers[:, -1:])
             return jnp.concatenate([sample(kind).tokens for kind in kinds], axis=1)
 
-        make = functools.partial(jax.jit, jax.vmap(complete, in_axes=(0, None, None)))
+        make = functools.partial(jax.jit, jax.vmap(complete, in_axes=(0, None, None, 0)))
         program = kept_with(config, ("held-out completions", num_samples), make)
         key = jax.random.fold_in(jax.random.key(self.arguments.seed), 2)
-        return np.asarray(program(states, self.task.tokens[self._prompts], key))
+        prompt = np.broadcast_to(self._prompts[:, None], (len(self.plan.keys), len(self._prompts), num_samples + 1))
+        tokens = task.tokens[self._prompts]
+        return complete_turns(task, prompt, lambda answers: program(states, tokens, key, answers))
 
     def _add(self, progress: Progress) -> None:
         """Measures a point, writes it, and shows it."""
-        iteration, steps, completions = progress.iteration, progress.steps, self._complete(progress.states)
+        iteration, steps = progress.iteration, progress.steps
+        completions, answers = self._complete(progress.states)
         prompts = np.broadcast_to(self._prompts[:, None], completions.shape[:3])
-        values, rewarded = self.task.judge(prompts, completions)
-        self._write_samples(iteration, completions, values)
+        values, rewarded = self.task.judge(prompts, completions, answers=answers)
+        cut = self.task.is_cut(completions, answers)[:, :, :-1]
+        self._write_samples(iteration, completions, answers, values)
         greedy = _means(values[:, :, -1:], rewarded[:, :, -1:])
         completions, values, rewarded = (each[:, :, :-1] for each in (completions, values, rewarded))
         means = values.sum(2, where=rewarded) / np.maximum(rewarded.sum(2), 1)  # of each prompt
@@ -140,7 +147,7 @@ class HeldOutCurves:
                 "errors": self._by_name(means.std(1) / math.sqrt(means.shape[1])),
                 "greedy": self._by_name(greedy),
                 "length": (completions >= 0).sum(-1).mean((1, 2)).tolist(),
-                "cut": self.task.is_cut(completions).mean((1, 2)).tolist(),
+                "cut": cut.mean((1, 2)).tolist(),
                 "all_equal": (values[..., 0] == values[..., :1, 0]).all(-1).mean(1).tolist(),
                 "pass_at_k": {str(k): np.asarray(pass_at_k(correct, k)).tolist() for k in ks},
             }
@@ -148,7 +155,8 @@ class HeldOutCurves:
         write_json(self._path, self.points)
         if times := self.task.reward_times:
             self.console.print(f"Rewards took {np.median(times):.2g} s an iteration", soft_wrap=True)
-        self._show(iteration, completions[0, :, 0], values[0, :, 0])
+        texts = self.task.texts(self._prompts, completions[0, :, 0], answers[0, :, 0])
+        self._show(iteration, texts, values[0, :, 0])
         total = values @ [reward.weight for reward in self.task.rewards]
         if advice := not iteration and advise(self.points[0], self._names[0], np.ptp(total, -1).any()):
             self.console.print(advice, soft_wrap=True)
@@ -161,21 +169,21 @@ class HeldOutCurves:
         """The prompts, of chats the last message."""
         return [text_of(self.task.all_prompts.contents[index]) for index in self._prompts]
 
-    def _write_samples(self, iteration: int, completions: np.ndarray, values: np.ndarray) -> None:
+    def _write_samples(self, iteration: int, completions: np.ndarray, answers: np.ndarray, values: np.ndarray) -> None:
         """Writes a line for each seed and prompt, in place of those of a run that a resumed one repeats."""
         before = [line for line in json_lines(self._samples) if fits(line.get("iteration"), int)]
         lines = [json.dumps(line) + "\n" for line in before if line["iteration"] < iteration]
         texts = self._texts()
         for seed, prompt in np.ndindex(completions.shape[:2]):
-            made = completions[seed, prompt]
-            *sampled, greedy = self.task.texts(np.full(len(made), self._prompts[prompt]), made)
+            made, given = completions[seed, prompt], answers[seed, prompt]
+            *sampled, greedy = self.task.texts(np.full(len(made), self._prompts[prompt]), made, given)
             rewards = self._by_name(values[seed, prompt])
             line = {"iteration": iteration, "seed": seed, "prompt": texts[prompt]}
             lines.append(json.dumps({**line, "sampled": sampled, "greedy": greedy, "rewards": rewards}) + "\n")
         write_text(self._samples, "".join(lines))
 
-    def _show(self, iteration: int, completions: np.ndarray, values: np.ndarray) -> None:
-        """Prints the point and some of the completions `[N, L]` of the first seed; W&B gets a table of all."""
+    def _show(self, iteration: int, texts: list, values: np.ndarray) -> None:
+        """Prints the point and some of the completions `[N]` of the first seed; W&B gets a table of all."""
         point, names = self.points[-1], self._names
         means = ", ".join(f"{name} {np.mean(point['rewards'][name]):.3f}" for name in names)
         passes = ", ".join(f"pass@{k} {np.mean(shares):.3f}" for k, shares in point["pass_at_k"].items())
@@ -184,7 +192,6 @@ class HeldOutCurves:
             self.console.print(verdict, soft_wrap=True)
         about = f"{passes}; {np.mean(point['length']):.1f} tokens, {np.mean(point['cut']):.0%} cut at the limit"
         self.console.print(f"Held-out prompts after {iteration} iterations: {means}; {about}", soft_wrap=True)
-        texts = self.task.texts(self._prompts, completions)
         prompts = without_shared_beginning(self._texts())
         rows = [[*pair, *parts] for *pair, parts in zip(prompts, texts, values.tolist(), strict=True)]
         for prompt, text, *parts in rows[:NUM_SHOWN]:
