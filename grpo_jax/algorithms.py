@@ -95,10 +95,11 @@ def with_reference(
 # Above each algorithm stands where it is not as in its paper. Those made of GRPO keep its clip, its mean over all steps
 # and its KL to the behaviour policy, unless they replace them.
 
+_DEVIATION = {"ddof": "score_ddof", "eps": "score_eps"}
 # The KL is to the behaviour policy, not to a reference (`with_reference`); the mean is over all steps, not by sequence.
 GRPO = Algorithm(
     start=FRESH,
-    advantage=outcome(objectives.group_normalized),
+    advantage=outcome(with_hyperparams(objectives.group_normalized, **_DEVIATION)),
     normalize=None,
     ratio=objectives.step_ratio,
     surrogate=with_hyperparams(objectives.clipped_surrogate, "clip_low", "clip_high"),
@@ -128,7 +129,7 @@ REMAX = GRPO._replace(advantage=_GREEDY, greedy_member=True)
 _BY_LENGTH = outcome(objectives.length_weighted, objectives.episode_scores, objectives.episode_lengths)
 OPO = GRPO._replace(advantage=_BY_LENGTH)
 # The lead is in standard deviations of the group, as in verl.
-PASS_AT_K = GRPO._replace(advantage=outcome(objectives.pass_at_k))
+PASS_AT_K = GRPO._replace(advantage=outcome(with_hyperparams(objectives.pass_at_k, **_DEVIATION)))
 # The paper has no KL penalty, and weighs groups with a signal more where others have none.
 GPG = GRPO._replace(advantage=outcome(objectives.group_centered), surrogate=_POLICY_GRADIENT)
 # clip_high=0.28 is to be set; dynamic sampling is `num_kept_groups`, overlong filtering `filter_overlong`.
@@ -144,11 +145,12 @@ SAPO = GRPO._replace(surrogate=_SOFT_GATE, hyperparams=objectives.SapoHyperparam
 # The KL is to the behaviour policy, not to a reference.
 GRPO_PER_SEQUENCE = GRPO._replace(reduce=objectives.mean_of_sequence_means)
 _PARTS = objectives.reward_part_scores, objectives.reward_part_weights, objectives.rewarded_parts
-GDPO = GRPO._replace(advantage=whitened(outcome(objectives.decoupled_normalized, *_PARTS)))
+_BY_PART = with_hyperparams(objectives.decoupled_normalized, **_DEVIATION)
+GDPO = GRPO._replace(advantage=whitened(outcome(_BY_PART, *_PARTS)))
 GSPO_TOKEN = GSPO._replace(ratio=objectives.sequence_token_ratio)
 LUSPO = GSPO._replace(reduce=objectives.mean_of_sequence_sums)
 # The paper has no KL penalty.
-LITE_PPO = GRPO._replace(advantage=outcome(objectives.batch_normalized))
+LITE_PPO = GRPO._replace(advantage=outcome(with_hyperparams(objectives.batch_normalized, **_DEVIATION)))
 # The paper's KL is to a reference.
 TWO_SIDED_CLIP = GRPO._replace(
     surrogate=with_hyperparams(objectives.clipped_surrogate, "clip_low", "clip_high", "dual_clip"),

@@ -78,6 +78,11 @@ class Hyperparams(KnownFields, struct.PyTreeNode):
     critic_lambda: float | None = number(None, SHARE)
     """Lambda of the critic's targets, as gae_lambda is of advantages (VAPO, https://arxiv.org/abs/2504.05118); None:
     targets are advantages plus values."""
+    score_ddof: float = number(0.0, SHARE)
+    """Scores are divided by their standard deviation: 0 for the population's, 1 for the unbiased one of most trainers.
+    """
+    score_eps: float = number(1e-6, POSITIVE)
+    """Added to that deviation, in the units of the scores."""
     clip_low: float = number(0.2, NOT_NEGATIVE, limit=True)
     """The probability ratio is clipped from below at 1 - clip_low, so not at all with 1 or more."""
     clip_high: float = number(0.2, NOT_NEGATIVE, limit=True)

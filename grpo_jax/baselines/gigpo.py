@@ -123,9 +123,10 @@ class _GiGPO:
     bin_width: float | tuple[float, ...] | None
 
     def __call__(self, trajectory: Trajectory, hyperparams: GigpoHyperparams, group_size: int) -> jax.Array:
-        episode = group_normalized(episode_scores(trajectory, group_size)).reshape(1, -1)
+        scores = episode_scores(trajectory, group_size)
+        normalized = group_normalized(scores, ddof=hyperparams.score_ddof, eps=hyperparams.score_eps)
         step = self._step_term(trajectory, hyperparams, group_size)
-        return jnp.where(trajectory.valid, episode + hyperparams.step_advantage_coef * step, 0.0)
+        return jnp.where(trajectory.valid, normalized.reshape(1, -1) + hyperparams.step_advantage_coef * step, 0.0)
 
     def _step_term(self, trajectory, hyperparams, group_size):
         observation = trajectory.observation

@@ -6,7 +6,7 @@
 import dataclasses
 from pathlib import Path
 
-from grpo_jax import Config, with_reference
+from grpo_jax import Config, objectives, with_reference
 from grpo_jax.algorithms import Algorithm, by_name
 from grpo_jax.commands.harness.command import command, make_console, need_one_process
 from grpo_jax.commands.harness.language_flags import DEFAULTS, Arguments, parse
@@ -25,7 +25,6 @@ from grpo_jax.language import (
 )
 from grpo_jax.language.folder import as_config_error
 from grpo_jax.language.models import STEPS_PER_CHECK
-from grpo_jax.objectives import kl_to_behaviour
 from grpo_jax.recording import RunSpec
 from grpo_jax.runs.tuned import without_unread
 from grpo_jax.training.checks import changed
@@ -58,13 +57,16 @@ def make_task(arguments: Arguments) -> LanguageTask:
 def make_algorithm(arguments: Arguments) -> Algorithm:
     """The algorithm with rollouts that begin with a prompt, and KL to the model before training, if it has a weight.
 
-    Algorithms without a KL penalty by design, such as DAPO, get none; those with values of states do.
+    Algorithms without a KL penalty by design, such as DAPO, get one by --kl alone; those with values of states do.
     """
     found = by_name(arguments.algorithm)._replace(start=FRESH)
     if not arguments.hyperparams.kl_coef:
-        return found._replace(penalties=tuple(each for each in found.penalties if each is not kl_to_behaviour))
+        others = tuple(each for each in found.penalties if each is not objectives.kl_to_behaviour)
+        return found._replace(penalties=others)
+    if arguments.kl is not None:
+        return with_reference(found, kl=getattr(objectives, arguments.kl))
     has_values = found.critic is not None or found.baseline is not None
-    return with_reference(found) if kl_to_behaviour in found.penalties or has_values else found
+    return with_reference(found) if objectives.kl_to_behaviour in found.penalties or has_values else found
 
 
 def make_plan(arguments: Arguments, task: LanguageTask) -> RunSpec:

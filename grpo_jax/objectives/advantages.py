@@ -29,7 +29,7 @@ __all__ += ["max_rl", "same_step_leave_one_out"]
 
 
 def group_normalized(
-    scores: jax.Array, mask: jax.Array | None = None, *, eps: float = 1e-6, ddof: int = 0
+    scores: jax.Array, mask: jax.Array | None = None, *, eps: float = 1e-6, ddof: float = 0
 ) -> jax.Array:
     """Scores in standard deviations from the mean of their group.
 
@@ -67,7 +67,7 @@ def leave_one_out(scores: jax.Array) -> jax.Array:
     return centred(scores) * (group_size / (group_size - 1))
 
 
-def batch_normalized(scores: jax.Array, *, eps: float = 1e-6, ddof: int = 0) -> jax.Array:
+def batch_normalized(scores: jax.Array, *, eps: float = 1e-6, ddof: float = 0) -> jax.Array:
     """Scores centred in their group and scaled by the standard deviation of the whole batch.
 
         A_gi = (r_gi - mean(r_g)) / (std(r) + eps),  std over all groups and members
@@ -126,7 +126,7 @@ def length_weighted(scores: jax.Array, lengths: jax.Array) -> jax.Array:
     return deviations - jnp.sum(weights * deviations, axis=-1, keepdims=True)
 
 
-def pass_at_k(scores: jax.Array, *, eps: float = 1e-6, ddof: int = 0) -> jax.Array:
+def pass_at_k(scores: jax.Array, *, eps: float = 1e-6, ddof: float = 0) -> jax.Array:
     """Only the best member counts, with its lead over the second best.
 
         A_i = (r_best - r_second) / (std(r) + eps) if i is the best, else 0
@@ -150,7 +150,7 @@ def process_supervised(
     *,
     rewarded: jax.Array | None = None,
     eps: float = 1e-6,
-    ddof: int = 0,
+    ddof: float = 0,
 ) -> jax.Array:
     """Rewards of single steps, normalised over all rewarded steps of the group, then summed to go.
 
@@ -183,7 +183,8 @@ def process_supervised_advantage(trajectory: Trajectory, hyperparams: Hyperparam
     """Step rewards, standardised over the rewarded steps of the group and summed to go."""
     parts = trajectory.reward_parts
     rewarded = None if parts is None or parts.rewarded is None else jnp.any(parts.rewarded, axis=-1)
-    return process_supervised(trajectory.reward, trajectory.valid, group_size, rewarded=rewarded)
+    deviation = {"ddof": hyperparams.score_ddof, "eps": hyperparams.score_eps}
+    return process_supervised(trajectory.reward, trajectory.valid, group_size, rewarded=rewarded, **deviation)
 
 
 def decoupled_normalized(
@@ -192,7 +193,7 @@ def decoupled_normalized(
     rewarded: jax.Array | None = None,
     *,
     eps: float = 1e-6,
-    ddof: int = 0,
+    ddof: float = 0,
 ) -> jax.Array:
     """The weighted sum of reward components, each normalised in its group.
 

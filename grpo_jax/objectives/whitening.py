@@ -53,7 +53,7 @@ def centred(x: jax.Array, valid: jax.Array | None = None, axis=-1) -> jax.Array:
     return jnp.where(valid, shifted - mean, 0.0)
 
 
-def std(deviations: jax.Array, valid: jax.Array | None = None, axis=-1, *, ddof: int) -> jax.Array:
+def std(deviations: jax.Array, valid: jax.Array | None = None, axis=-1, *, ddof: float) -> jax.Array:
     """Standard deviation over `axis`, which is kept, of deviations from a mean, as `centred` returns them."""
     # In float32 the square of 1e30 overflows and that of 1e-30 vanishes: divide by the largest deviation first.
     largest = jnp.max(jnp.abs(deviations), axis, keepdims=True, initial=0.0)

@@ -108,6 +108,7 @@ def test_plain_hyperparameters_and_a_users_are_completed_for_an_algorithm():
 
 READ = {
     "by the step": ("grpo", {}, Hyperparams(clip_low=0.1, reward_clip=5.0)),
+    "by the advantage": ("gigpo", {}, Hyperparams(score_ddof=1.0, score_eps=1e-4)),
     "by the critic": ("ppo", {}, Hyperparams(critic_lambda=np.array([0.9, 0.95]))),
     "by the controller": (HELD, {}, EntropyHyperparams(entropy_target=0.3, entropy_coef=0.1)),
     "by the host": ("grpo", {"schedule": "constant"}, Hyperparams(total_steps=1e4, max_episodes=9.0)),

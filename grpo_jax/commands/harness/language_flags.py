@@ -104,6 +104,8 @@ class Arguments(CompletionArguments, StudyArguments):
 
     algorithm: str = "grpo"
     """Name of the algorithm."""
+    kl: Literal["kl_to_reference", "unbiased_kl_to_reference", "exact_kl_to_reference"] | None = None
+    """The KL penalty: k3, k3 times the ratio, or exact, for small vocabularies; None: mostly kl_to_reference."""
     num_prompts: Count = 8
     """Prompts of an iteration."""
     group_size: Count = 8
