@@ -45,8 +45,8 @@ class Shape:
         self.registers = sum(self.sections) * self.width // 128  # of each thread, for the weights' gradients
 
 
-def packed(shape: Shape, params: tuple) -> jax.Array:
-    """The weights that a kernel reads, `[networks, rows, width]` in the order of `Shape.sections`; linear."""
+def packed(shape: Shape, params: tuple) -> tuple[jax.Array, jax.Array]:
+    """The weights that a kernel reads, `[networks, rows, width]` by `Shape.sections`, and all last biases; linear."""
 
     def at(row, rows, kernel):  # as the given row of a section
         return jnp.pad(kernel, ((row, rows - row - kernel.shape[0]), (0, shape.width - kernel.shape[1])))
@@ -61,4 +61,5 @@ def packed(shape: Shape, params: tuple) -> jax.Array:
             yield from (at(0, shape.width, kernel / shape.stored), at(shape.ones, shape.few, bias[None]))
         yield at(0, shape.few, head.T / shape.stored)
 
-    return jnp.stack([jnp.concatenate(list(sections(layers))) for layers in params])
+    weights = jnp.stack([jnp.concatenate(list(sections(layers))) for layers in params])
+    return weights, jnp.concatenate([layers[-1][1] for layers in params])

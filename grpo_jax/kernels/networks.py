@@ -59,13 +59,11 @@ def dense_networks(params: tuple[Layers, ...], observations: jax.Array, activati
     shape = _shape(inputs, hidden, len(params[0]) - 1, outputs, activation)
     function = _networks if shape.registers <= MOST_REGISTERS else _first_by_xla
     try:
-        products = function(params, observations, shape)
+        return function(params, observations, shape)
     except TypeError as error:
         if "forward-mode" not in str(error):
             raise
-        message = "the kernels have no forward-mode derivative: use jax.grad or jax.vjp, or execution_plan='gpu'"
-        raise ConfigError(message) from error
-    return tuple(product + layers[-1][1] for product, layers in zip(products, params, strict=True))
+        raise ConfigError("the kernels have no jvp: use jax.grad or jax.vjp, or execution_plan='gpu'") from error
 
 
 _shape = functools.lru_cache(None)(Shape)  # equal sizes are one object: kernels are kept by it
@@ -81,9 +79,9 @@ def _first_by_xla(params, observations, shape):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _networks(params, x, shape):
-    """Outputs without their biases, of what the kernels read: observations, or `[N, networks, width]` from XLA."""
-    (result,) = _run("forward", shape, len(x), _tiles(x), packed(shape, params))
-    return tuple(result[network, : len(x), :number] for network, number in enumerate(shape.outputs))
+    """Outputs of what the kernels read: observations, or `[N, networks, width]` from XLA's first product."""
+    (result,) = _run("forward", shape, len(x), _tiles(x), packed(shape, params)[0])
+    return tuple(y[: len(x), : len(layers[-1][1])] + layers[-1][1] for y, layers in zip(result, params, strict=True))
 
 
 def _forward(params, x, shape):
@@ -97,13 +95,14 @@ def _backward(shape, kept, gradients):
     gradients = tuple(jnp.zeros(each.shape, each.dtype) if isinstance(each, is_zero) else each for each in gradients)
     if of_observations is not None:  # which the kernels do not give
         return jax.vjp(lambda params, x: _first_by_xla(params, x, shape), params, x)[1](gradients)
-    largest = jnp.stack([jnp.max(jnp.abs(each)) for each in gradients])
-    scales = jnp.exp2(jnp.round(jnp.log2(TARGET / jnp.clip(largest, 1e-30, 1e30))))
-    weights, transpose = jax.vjp(lambda params: packed(shape, params), params)
+    together = jnp.concatenate(gradients, axis=1)  # in one pass over it its maxima, and sums: gradients of last biases
+    largest = jnp.split(jnp.max(jnp.abs(together), axis=0), shape.outputs[:-1])
+    scales = jnp.exp2(jnp.round(jnp.log2(TARGET / jnp.clip(jnp.stack([*map(jnp.max, largest)]), 1e-30, 1e30))))
+    (weights, _), transpose = jax.vjp(lambda params: packed(shape, params), params)
     sums, *into_x = _run("backward", shape, len(x), _tiles(x), weights, scales, *map(_tiles, gradients))
     into_weights = sums.sum(1).swapaxes(2, 3).reshape(weights.shape) / scales[:, None, None]
-    into_weights = jnp.where(True, into_weights, weights)  # varies over a mesh as they do
-    return *transpose(into_weights), into_x[0][: len(x)] / scales[:, None] if into_x else jnp.zeros_like(x)
+    into_params = transpose((jnp.where(True, into_weights, weights), together.sum(0)))  # varies over a mesh as weights
+    return *into_params, into_x[0][: len(x)] / scales[:, None] if into_x else jnp.zeros_like(x)
 
 
 _networks.defvjp(_forward, _backward, symbolic_zeros=True)

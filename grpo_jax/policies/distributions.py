@@ -1,5 +1,7 @@
 """Families of action distributions: pure functions of their parameters, which are the output of a policy."""
 
+import functools
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -96,12 +98,31 @@ def make_distribution(space: ActionSpace, action_distribution: str | Callable = 
     raise ConfigError(f"unknown action space {space}; use Discrete, MultiDiscrete or Box")
 
 
+MOST_COLUMNS = 8
+"""The most actions that an accelerator samples from one by one: reductions would be kernels of their own on a GPU."""
+
+
 def _inverse_cdf(logits: jax.Array, uniform: jax.Array) -> jax.Array:
     """Inverse transform sampling: logits `[..., A]` and uniform draws `[...]` to actions `[...]`.
 
     The first action of positive probability at which the sum of probabilities exceeds the draw.
     """
-    probability, action = jax.nn.softmax(at_least_float32(logits)), jnp.arange(logits.shape[-1])
+    logits = at_least_float32(logits)
+    if logits.shape[-1] > MOST_COLUMNS:
+        return _by_reductions(logits, uniform)
+    return jax.lax.platform_dependent(logits, uniform, cpu=_by_reductions, default=_by_columns)
+
+
+def _by_columns(logits: jax.Array, uniform: jax.Array) -> jax.Array:
+    columns = jnp.unstack(logits, axis=-1)
+    most = functools.reduce(jnp.maximum, columns)
+    *sums, total = itertools.accumulate(jnp.exp(column - most) for column in columns)
+    # Sums in order never fall, so the first that exceeds the draw exceeds the one before; the total always does.
+    return sum(((each <= uniform * total).astype(jnp.int32) for each in sums), jnp.zeros_like(uniform, jnp.int32))
+
+
+def _by_reductions(logits: jax.Array, uniform: jax.Array) -> jax.Array:
+    probability, action = jax.nn.softmax(logits), jnp.arange(logits.shape[-1])
     cumulative, possible = jnp.cumsum(probability, axis=-1), probability > 0
     # The total may round to less than 1. Sums in parallel may fall and rise where probabilities are 0, so the total may
     # also exceed the sum at the last possible action, which is then the result.

@@ -53,6 +53,9 @@ def update_epochs(
     trained, frozen = partition(policy, state.params)
     policy = bind_frozen(policy, frozen)
     flatten, unflatten = make_flattening(config, trained)
+    # A vector in the loop's carry saves a copy of each parameter, but XLA would not fuse a bias in it with its product.
+    same = lambda params: params  # noqa: E731
+    to_carry, to_tree = (same, unflatten) if config.plan.hopper_kernels else (unflatten, same)
     # Blocks stay where they were played if each device has whole ones. Otherwise minibatches mix all environments, and
     # these are gathered once, rather than communicated in each update.
     batch = on_every_device(batch) if config.shuffle_blocks % num_env_devices() else along_envs(batch, axis=1)
@@ -63,9 +66,10 @@ def update_epochs(
         learner, within_limit = carry
 
         # The gradient, and the step that the optimiser makes of it.
-        stacked, gradient = gradient_of(learner.params, minibatch)
+        params = to_tree(learner.params)
+        stacked, gradient = gradient_of(params, minibatch)
         metrics, grad_norm = stacked.as_dict(), optax.global_norm(gradient)
-        old = Learner(flatten(learner.params), learner.opt_state)
+        old = Learner(flatten(params), learner.opt_state)
         with jax.numpy_dtype_promotion("standard"):  # optax mixes dtypes
             steps, opt_state = optimizer.update(gradient, old.opt_state, old.params)
             new = Learner(optax.apply_updates(old.params, steps), opt_state)
@@ -76,15 +80,14 @@ def update_epochs(
         applied = finite & within_limit & (minibatch.num_valid > 0)
         learner = jax.tree.map(lambda new, old: jnp.where(applied, new, old), new, old)
         record = metrics | {"optim/grad_norm": grad_norm, "applied": applied, "finite": finite}
-        # The loop carries no vector of the parameters, or XLA would not fuse a bias with its product.
-        return (learner._replace(params=unflatten(learner.params)), within_limit), StackedMetrics.stack(record)
+        return (learner._replace(params=to_carry(learner.params)), within_limit), StackedMetrics.stack(record)
 
     minibatches = make_minibatches(config, batch, minibatch_order(config, key, batch.mask), hyperparams)
-    start = Learner(trained, state.opt_state), jnp.array(True)
+    start = Learner(to_carry(flatten(trained)), state.opt_state), jnp.array(True)
     (learner, _), records = jax.lax.scan(update, start, minibatches)
     metrics = records.as_dict()
     applied, finite = metrics.pop("applied") > 0, metrics.pop("finite") > 0
     summary = {name: mean_or_missing(value, applied) for name, value in metrics.items()}
     summary[RATIO_MAX] = jnp.max(metrics[RATIO_MAX], where=applied, initial=0.0)
     summary["optim/skipped_updates"] = jnp.sum(~finite).astype(jnp.float32)
-    return Learner(combine(learner.params, frozen), learner.opt_state), summary
+    return Learner(combine(to_tree(learner.params), frozen), learner.opt_state), summary

@@ -119,8 +119,9 @@ def make_gradient(
         advantage, mask, weight = (leaf.reshape(leaf.shape[0], -1) for leaf in minibatch[1:4])
         samples = _take(batch.replace(carry=None), minibatch.indices)
         carry = _take(batch.carry, minibatch.indices[:, ::sharing] // sharing)
-        samples = along_envs(samples.replace(advantage=advantage, mask=mask, weight=weight, carry=carry), axis=1)
+        samples = along_envs(samples.replace(carry=carry), axis=1)
         samples = jax.lax.optimization_barrier(samples)  # or XLA repeats the gather wherever a sample is used
+        samples = samples.replace(**along_envs({"advantage": advantage, "mask": mask, "weight": weight}, axis=1))
         per_step = mask.astype(float) / jnp.maximum(minibatch.num_valid, 1.0)
         (total, metrics), gradient = jax.value_and_grad(loss, argnums=2, has_aux=True)(
             config, policy, params, samples, per_step, hyperparams

@@ -9,7 +9,7 @@ from compilation import compiled
 from jax.test_util import check_grads
 
 from grpo_jax.environments.spaces import Box, Discrete, MultiDiscrete
-from grpo_jax.policies import categorical, diagonal_gaussian, make_distribution, multi_categorical
+from grpo_jax.policies import categorical, diagonal_gaussian, distributions, make_distribution, multi_categorical
 from grpo_jax.policies.distributions import LOG_STD_RANGE
 
 INF = np.inf
@@ -83,6 +83,28 @@ def test_nor_where_sums_of_many_probabilities_round(num_actions, share):
     few = uniform[::25]
     batch = jax.jit(discrete.from_noise)(jnp.broadcast_to(one, (len(few), num_actions)), few)
     assert legal[alike].all() and legal[batch].all()
+
+
+@pytest.mark.parametrize("num_actions", [1, 2, 3, 6])
+def test_an_accelerator_samples_few_actions_without_reductions_and_as_in_float64(num_actions):
+    rng = np.random.default_rng(num_actions)
+    logits = rng.normal(0, 2, (20_000, num_actions)).astype(np.float32)
+    possible = rng.integers(0, num_actions, (20_000, 1))
+    logits[(rng.random(logits.shape) < 0.3) & (np.arange(num_actions) != possible)] = -INF
+    uniform = rng.random(20_000, np.float32)
+    uniform[:2000], uniform[2000:4000] = 0.0, 1 - 2.0**-24
+    ends = np.cumsum(np.exp(log_softmax(logits)), axis=-1)
+    expected = np.argmax((ends > uniform[:, None]) & ~np.isneginf(logits), axis=-1)
+    between = (np.abs(ends - uniform[:, None]) > 1e-6).all(-1)  # no rounding decides
+    for is_double in (False, True):
+        with jax.enable_x64(is_double):
+            actions = np.asarray(jax.jit(distributions._by_columns)(logits, uniform))
+        assert actions.dtype == np.int32 and np.array_equal(actions[between], expected[between])
+        assert not np.isneginf(np.take_along_axis(logits, actions[:, None], axis=-1)).any()
+    for platform, size in [("cuda", num_actions), ("cpu", num_actions), ("cuda", 18)]:
+        shapes = jax.ShapeDtypeStruct((8, size), jnp.float32), jax.ShapeDtypeStruct((8,), jnp.float32)
+        text = jax.jit(categorical(size).from_noise).trace(*shapes).lower(lowering_platforms=(platform,)).as_text()
+        assert ("reduce" in text) == (platform == "cpu" or size == 18)
 
 
 def test_the_log_probability_of_an_unknown_action_is_nan():
