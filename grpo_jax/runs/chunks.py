@@ -42,9 +42,9 @@ def budgeted_play(config: Config) -> Callable[[tuple], Played]:
     return lambda row: jax.lax.cond(budget.allows_another(row[1], row[0]), play, nothing, row[0])
 
 
-def budgeted_learn(config: Config) -> Callable[[tuple], tuple[TrainState, Metrics]]:
+def budgeted_learn(config: Config, length: int) -> Callable[[tuple], tuple[TrainState, Metrics]]:
     """`(state, budget, played, outcome) -> (state, metrics)`, of a chunk of one iteration."""
-    learn = make_learn(config)
+    learn = make_learn(config, length)
 
     def learnt(row):
         state, limit, *given = row

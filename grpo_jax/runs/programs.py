@@ -5,7 +5,7 @@ import hashlib
 import os
 import platform
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import jax
@@ -69,7 +69,7 @@ def device_memory() -> int:
 
 
 @contextlib.contextmanager
-def explain_out_of_memory(num_rows: int, programs: list[jax.stages.Compiled]) -> Iterator[None]:
+def explain_out_of_memory(num_rows: int, programs: Iterable[jax.stages.Compiled]) -> Iterator[None]:
     """Turns XLA's out-of-memory error into a MemoryError that says what to lower; the programs may be added later."""
     try:
         yield

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import time
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
@@ -20,7 +20,6 @@ from grpo_jax.evaluation.episodes import check_evaluable
 from grpo_jax.host_calls import finished
 from grpo_jax.hyperparams import Hyperparams, completed
 from grpo_jax.policies.normalization import Normalizer
-from grpo_jax.rollouts.outcomes import outcome_shapes
 from grpo_jax.runs.chunks import budgeted_chunk, budgeted_learn, budgeted_play
 from grpo_jax.runs.end_warnings import end_warnings
 from grpo_jax.runs.evaluations import Evaluate, make_evaluation
@@ -49,7 +48,7 @@ from grpo_jax.training.checks import (
     check_run,
     makes_params,
 )
-from grpo_jax.training.host_side import host_outcome, played_with_host, with_choices
+from grpo_jax.training.host_side import host_outcome, played_with_host, steps_to_learn, with_choices
 from grpo_jax.training.train import initial_states
 from grpo_jax.types import Metrics, PyTree, TrainState
 
@@ -148,13 +147,13 @@ class Rows:
         self.mesh = make_row_mesh(len(self.keys)) if self.mesh is None else self.mesh
         check_mesh(self.config, self.mesh)
         self.chunk_length = _chunk_length(self.config, self.hyperparams, self.chunk_length, self.evaluate)
-        self._types = None
+        self._types, self._programs, self._compile_seconds, self._started = None, {}, 0.0, 0.0
         layout = replicated(self.mesh)
         self._use_of_budget = self._kept("budget", lambda: jax.jit(_use_of_budget, out_shardings=layout))
 
     def run(self) -> RunResult:
         """Makes the iterations that are left."""
-        started, programs, compile_seconds, num_rows = time.perf_counter(), [], 0.0, len(self.keys)
+        started, num_rows, programs = time.perf_counter(), len(self.keys), self._programs.values()
         with kept_programs(self.compilation_cache), explain_out_of_memory(num_rows, programs):
             if jax.process_count() == 1:
                 compiling.set()
@@ -162,14 +161,14 @@ class Rows:
                 progress = self.start()
                 progress = self.with_budget(self.call(progress, None))
                 if not progress.ended.all():
-                    programs += self.compile(progress)
-                    compile_seconds = time.perf_counter() - started
+                    self.compile(progress)
+                    self._compile_seconds = time.perf_counter() - started
             finally:
                 compiling.clear()
-            started = time.perf_counter() - progress.seconds
-            progress, chunks = self.train(programs, progress, started)
+            self._started = time.perf_counter() - progress.seconds
+            progress, chunks = self.train(progress)
         metrics, steps = joined(chunks, num_rows)
-        seconds = compile_seconds, time.perf_counter() - started
+        seconds = self._compile_seconds, time.perf_counter() - self._started
         ends = progress.evaluations, progress.ended_by, progress.used
         columns = setting_columns(self.hyperparams, self.env_params, self.config.env.params)
         states = without_padding(progress).states
@@ -185,6 +184,7 @@ class Rows:
         self._types = jax.tree.structure(given), tuple(map(jax.typeof, jax.tree.leaves(given)))
         init = functools.partial(initial_states, self.config, mesh=self.mesh)
         self._layout = self._kept("layout", lambda: state_shardings(self.mesh, jax.eval_shape(init, *given)))
+        self._after = self._layout, replicated(self.mesh)
         if resume_from is not None:
             states = shard_states(resume_from.states, self.mesh)
             given = pad_rows(self.hyperparams.broadcast(len(self.keys)), self.mesh)
@@ -196,56 +196,57 @@ class Rows:
         states = finished(begin, *given, num_devices=self.mesh.size)
         return self.with_budget(initial_progress(states, len(self.keys)))
 
-    def compile(self, progress: Progress) -> list[jax.stages.Compiled]:
-        """The program of a chunk of iterations, or, of an environment with a host side, the two of one iteration."""
-        given, after = (progress.states, self._limits(progress)), (self._layout, replicated(self.mesh))
-        if self.config.env.host is None:
-            chunk = functools.partial(budgeted_chunk, length=self.chunk_length)
-            return [self._lowered(self.chunk_length, chunk, given, after, donate_argnums=0).compile()]
-        lowered = self._lowered("play", budgeted_play, given, None)
-        play = lowered.compile()
-        played = jax.tree.map(
-            lambda leaf, layout: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=layout),
-            *(lowered.out_info, play.output_shardings),
-        )
-        outcome = outcome_shapes(self.config.env, len(progress.states.iteration), self.config.num_envs)
-        learn = self._lowered("learn", budgeted_learn, (*given, played, outcome), after, donate_argnums=0)
-        return [play, learn.compile()]
+    def compile(self, progress: Progress) -> jax.stages.Compiled:
+        """The program of a chunk of iterations, or, of an environment with a host side, that of a rollout."""
+        given = progress.states, self._limits(progress)
+        if self.config.env.host is not None:
+            return self._program("play", budgeted_play, given, None)
+        chunk = functools.partial(budgeted_chunk, length=self.chunk_length)
+        return self._program(self.chunk_length, chunk, given, self._after, donate_argnums=0)
 
-    def _lowered(self, name: Hashable, make: Callable, given: tuple, layouts: Any, **options: Any) -> Any:
-        """The program of a function of one row, `make(config)`, over all rows."""
+    def _program(
+        self, name: Hashable, make: Callable, given: tuple, layouts: Any, **options: Any
+    ) -> jax.stages.Compiled:
+        """The program of a function of one row, `make(config)`, over all rows, compiled when it is needed first."""
 
         def program():
             rows_function = over_rows(make(self.config), self.mesh)
             return jax.jit(lambda *rows: rows_function(rows), out_shardings=layouts, **options)
 
-        return self._kept(name, program).lower(*given)
+        if name not in self._programs:
+            self._programs[name] = self._kept(name, program).lower(*given).compile()
+        return self._programs[name]
 
-    def advance(self, programs: Sequence[Callable], progress: Progress) -> tuple[TrainState, Metrics]:
+    def advance(self, progress: Progress) -> tuple[TrainState, Metrics]:
         """The states after a chunk of iterations, and its metrics, `[R, n]`."""
-        given = progress.states, self._limits(progress)
-        if len(programs) == 1:
-            return finished(programs[0], *given, num_devices=self.mesh.size)
-        play, learn = programs
+        program, given = self.compile(progress), (progress.states, self._limits(progress))
+        if self.config.env.host is None:
+            return finished(program, *given, num_devices=self.mesh.size)
         # Rows beyond the run's fill the mesh: they are copies of the last one.
         keys, rows = pad_rows(self.keys, self.mesh), np.arange(len(progress.states.iteration))
         goes_on = ~progress.ended[np.minimum(rows, len(self.keys) - 1)]
         states, limits = with_choices(self.config, progress.states, keys, progress.iteration), given[1]
         played = played_with_host(
-            self.config, lambda states: finished(play, states, limits, num_devices=self.mesh.size), states
+            self.config, lambda states: finished(program, states, limits, num_devices=self.mesh.size), states
         )
-        outcome = host_outcome(self.config, played, rows[goes_on])
-        return finished(learn, states, limits, played, outcome, num_devices=self.mesh.size)
+        given = states, limits, played, host_outcome(self.config, played, rows[goes_on])
+        # The update reads little more than the longest episode, and is compiled for a length when that comes first.
+        length, started = steps_to_learn(played), time.perf_counter()
+        learn = functools.partial(budgeted_learn, length=length)
+        update = self._program(("learn", length), learn, given, self._after, donate_argnums=0)
+        seconds = time.perf_counter() - started
+        self._compile_seconds, self._started = self._compile_seconds + seconds, self._started + seconds
+        return finished(update, *given, num_devices=self.mesh.size)
 
-    def train(self, programs: Sequence[Callable], progress: Progress, started: float) -> tuple[Progress, list[Chunk]]:
+    def train(self, progress: Progress) -> tuple[Progress, list[Chunk]]:
         """Runs chunks until all rows have ended; returns the final progress, and the chunks."""
         chunks: list[Chunk] = []
         evaluate = self.evaluate
         if evaluate is not None:
             evaluation = make_evaluation(self.config, self.keys, evaluate.episodes, self.mesh)
         while not progress.ended.all():
-            states, metrics = self.advance(programs, progress)
-            chunk = to_host(metrics, progress, started)
+            states, metrics = self.advance(progress)
+            chunk = to_host(metrics, progress, self._started)
             before, iteration = progress.iteration, progress.iteration + len(chunk.steps)
             progress = progress._replace(states=states, steps=chunk.steps[-1], iteration=iteration)
             progress = self.with_budget(progress)
@@ -255,7 +256,7 @@ class Rows:
                 if is_due:
                     progress = self.with_budget(with_evaluation(progress, returns, evaluate.stop_when))
                 chunk = with_returns(chunk, returns)
-            progress = progress._replace(seconds=time.perf_counter() - started)
+            progress = progress._replace(seconds=time.perf_counter() - self._started)
             chunks.append(chunk)
             called = self.call(progress, chunk)
             progress = progress if called is progress else self.with_budget(called)

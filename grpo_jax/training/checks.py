@@ -20,6 +20,7 @@ from grpo_jax.rollouts.outcomes import outcome_shapes
 from grpo_jax.training.budget import check_budget
 from grpo_jax.training.train_step import initial_state, make_learn, make_play
 from grpo_jax.types import Metrics, PyTree, TrainState, first_difference
+from grpo_jax.updates.lengths import rounded_length
 from grpo_jax.updates.schedules import check_schedule
 
 _NUM_ENVS = 3
@@ -129,7 +130,8 @@ def _try_on_shapes(config: Config, structure: Any) -> Metrics:
 def _step(config: Config, state: TrainState) -> tuple[TrainState, Metrics]:
     """A train step; the outcome of a host side is 0."""
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), outcome_shapes(config.env, config.num_envs))
-    return make_learn(config)(state, make_play(config)(state), zeros)
+    length = None if config.env.host is None else rounded_length(1, config.window_steps)  # compiled most often
+    return make_learn(config, length)(state, make_play(config)(state), zeros)
 
 
 def _scalars(structure: Any) -> Hyperparams:

@@ -7,6 +7,8 @@ for iteration in range(100):
     played = played_with_host(config, play, states)
     states, metrics = learn(states, played, host_outcome(config, played))
 ```
+
+`make_learn(config, steps_to_learn(played))` is a faster program where all episodes are short.
 """
 
 from collections.abc import Callable
@@ -18,6 +20,7 @@ from grpo_jax.config import Config
 from grpo_jax.rollouts.outcomes import outcome_shapes
 from grpo_jax.training.train_step import Played
 from grpo_jax.types import PyTree, RewardParts, RolloutState, TrainState
+from grpo_jax.updates.lengths import rounded_length
 
 
 def with_choices(config: Config, states: TrainState, keys: jax.Array, iteration: int) -> TrainState:
@@ -51,6 +54,12 @@ def _with_parameters(states: TrainState, changed: dict[str, np.ndarray]) -> Trai
 def _on_host(end: RolloutState) -> tuple[PyTree, PyTree]:
     """The states and the parameters of the environments."""
     return jax.tree.map(np.asarray, (end.environment, end.environment_params))
+
+
+def steps_to_learn(played: Played) -> int:
+    """The steps up to the end of the longest episode of all rows, rounded up to a `rounded_length`."""
+    is_valid = np.asarray(played.trajectory.valid)  # [R, T, B]
+    return rounded_length(max(np.flatnonzero(is_valid.any(axis=(0, 2))), default=0) + 1, is_valid.shape[1])
 
 
 def host_outcome(config: Config, played: Played, rows: np.ndarray | None = None) -> RewardParts:

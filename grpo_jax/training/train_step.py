@@ -20,6 +20,7 @@ from grpo_jax.training.metrics import own_metrics, rollout_metrics
 from grpo_jax.types import Metrics, PyTree, RewardParts, RolloutState, StepCount, TrainState, Trajectory
 from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.epochs import update_epochs
+from grpo_jax.updates.lengths import first_steps
 from grpo_jax.updates.optimizers import make_flattening, make_optimizer
 from grpo_jax.updates.schedules import scheduled_rate
 
@@ -64,10 +65,11 @@ def make_play(config: Config) -> Callable[[TrainState], Played]:
     return kept_with(config, ("play",), lambda: jax.jit(play, inline=True))
 
 
-def make_learn(config: Config) -> Callable[..., tuple[TrainState, Metrics]]:
+def make_learn(config: Config, length: int | None = None) -> Callable[..., tuple[TrainState, Metrics]]:
     """`learn(state, played, outcome=None) -> (state, metrics)`: the rest of an iteration, pure.
 
-    `outcome` are the rewards that the host side of an environment gives for `played`: see `HostSide`.
+    `outcome` are the rewards that the host side of an environment gives for `played`: see `HostSide`. The networks read
+    only the first `length` steps; no later one may be valid. Up to rounding, results do not depend on it. None: all.
     """
 
     def learn(state: TrainState, played: Played, outcome: RewardParts | None = None) -> tuple[TrainState, Metrics]:
@@ -81,12 +83,13 @@ def make_learn(config: Config) -> Callable[..., tuple[TrainState, Metrics]]:
 
         # Compare: advantages, targets, masks and weights, which stay fixed during the epochs.
         kept = kept_groups(config, scaled_rewards(normalizer, trajectory, hyperparams.reward_clip))
-        batch = make_batch(config, policy, state, kept, hyperparams)
+        batch = make_batch(config, policy, state, kept, hyperparams, length)
 
         # Learn: epochs of minibatches.
         rate = scheduled_rate(config.schedule, hyperparams, fraction_done(state))
         optimizer = make_optimizer(config.optimizer, hyperparams, rate)
-        learner, metrics = update_epochs(config, policy, optimizer, state, batch, hyperparams, key_update)
+        read = first_steps(batch, length)
+        learner, metrics = update_epochs(config, policy, optimizer, state, read, hyperparams, key_update)
 
         # Record: metrics, counts, and the state of the next iteration.
         metrics = rollout_metrics(config, trajectory, batch) | {"optim/learning_rate": rate} | metrics
@@ -104,7 +107,7 @@ def make_learn(config: Config) -> Callable[..., tuple[TrainState, Metrics]]:
         state, metrics = _adapt(config, policy, state, metrics)
         return state, metrics | own_metrics(config, trajectory, batch, hyperparams, metrics)
 
-    return kept_with(config, ("learn",), lambda: jax.jit(learn, inline=True))
+    return kept_with(config, ("learn", length), lambda: jax.jit(learn, inline=True))
 
 
 def _policy_and_keys(config: Config, state: TrainState) -> tuple[Policy, Hyperparams, tuple[jax.Array, ...]]:

@@ -16,10 +16,16 @@ from grpo_jax.policies import Policy, combine, partition
 from grpo_jax.policies.sampling import mask_actions, score
 from grpo_jax.precision import above_rounding
 from grpo_jax.types import Batch, PyTree, TrainState, Trajectory
+from grpo_jax.updates.lengths import first_steps, with_steps
 
 
 def make_batch(
-    config: Config, policy: Policy, state: TrainState, trajectory: Trajectory, hyperparams: Hyperparams
+    config: Config,
+    policy: Policy,
+    state: TrainState,
+    trajectory: Trajectory,
+    hyperparams: Hyperparams,
+    length: int | None = None,
 ) -> Batch:
     """The samples of a trajectory, with all that stays fixed during the epochs.
 
@@ -33,6 +39,7 @@ def make_batch(
         initial carry, also where the rollout begins in mid-episode.
       trajectory: `[T, B]`.
       hyperparams: every coefficient.
+      length: steps from this one on are not valid, and the reference policy does not read them; None: it reads all.
 
     Returns:
       The batch, `[1, T * B]` single steps, or `[T, B]` where sequences are kept whole. No gradient flows through it.
@@ -45,7 +52,7 @@ def make_batch(
     # Scores: the rewards, and the values of states that they are compared with.
     if config.share_prompts:
         trajectory = one_carry_per_group(trajectory, group_size)
-    reference = _run_reference(config, policy, state, trajectory)
+    reference = _run_reference(config, policy, state, trajectory, length)
     played = _with_reward(config, trajectory, reference, hyperparams)
     trajectory = played
     if config.env.limit_terminates:  # as if each end were terminal
@@ -90,21 +97,27 @@ def _single_steps(leaf: jax.Array, num_blocks: int) -> jax.Array:
     return jnp.swapaxes(leaf, 0, 1).reshape(1, -1, *leaf.shape[3:])
 
 
-def _run_reference(config: Config, policy: Policy, state: TrainState, trajectory: Trajectory) -> dict[str, PyTree]:
-    """The fields of a `Batch` that the reference policy gives; none without one."""
+def _run_reference(
+    config: Config, policy: Policy, state: TrainState, trajectory: Trajectory, length: int | None
+) -> dict[str, PyTree]:
+    """The fields of a `Batch` that the reference policy gives, 0 from step `length` on; none without one."""
     algorithm = config.algorithm
     if algorithm.reference is None:
         return {}
     params = combine(state.reference_params, partition(policy, state.params)[1])
+    num_steps, trajectory = len(trajectory.reward), first_steps(trajectory, length)
     carry = jax.tree.map(lambda leaf: leaf[0], trajectory.carry)
     is_first = trajectory.is_first.at[0].set(True)  # the carry is the behaviour policy's
     inputs = params, trajectory.observation, carry, is_first
     if policy.logits_chunk is None:
         distribution = mask_actions(policy.sequence(*inputs)[0], trajectory.action_mask)
         log_prob = policy.distribution.log_prob(distribution, trajectory.action)
-        return {"reference_distribution": distribution, "reference_log_prob": log_prob}
-    features = policy.features(*inputs)
-    return {"reference_log_prob": score(policy, params, features, trajectory.action, trajectory.action_mask).log_prob}
+        fields = {"reference_distribution": distribution, "reference_log_prob": log_prob}
+    else:
+        features = policy.features(*inputs)
+        scores = score(policy, params, features, trajectory.action, trajectory.action_mask)
+        fields = {"reference_log_prob": scores.log_prob}
+    return with_steps(fields, num_steps)
 
 
 def _with_reward(config: Config, trajectory: Trajectory, reference: dict, hyperparams: Hyperparams) -> Trajectory:
