@@ -11,7 +11,6 @@ from grpo_jax.algorithms import Algorithm, by_name
 from grpo_jax.commands.harness.command import command, make_console, need_one_process
 from grpo_jax.commands.harness.language_flags import DEFAULTS, Arguments, parse
 from grpo_jax.commands.harness.language_training import recorded_template, train
-from grpo_jax.devices.execution_plan import resolve_plan
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import FRESH
 from grpo_jax.importing import import_object
@@ -24,7 +23,7 @@ from grpo_jax.language import (
     split_held_out,
 )
 from grpo_jax.language.folder import as_config_error
-from grpo_jax.language.models import STEPS_PER_CHECK
+from grpo_jax.language.models import stopping_plan
 from grpo_jax.recording import RunSpec
 from grpo_jax.runs.tuned import without_unread
 from grpo_jax.training.checks import changed
@@ -92,7 +91,7 @@ def make_plan(arguments: Arguments, task: LanguageTask) -> RunSpec:
         truncate_sampling=arguments.hyperparams.truncates,
         network=architecture,
         logits_chunk=256 if task.model.vocab_size > SMALL_VOCABULARY else None,
-        execution_plan=dataclasses.replace(resolve_plan("auto"), steps_per_check=STEPS_PER_CHECK),
+        execution_plan=stopping_plan(),
     )
     hyperparams = arguments.hyperparams
     presets = [name for name, value in changed(DEFAULTS).items() if value == getattr(hyperparams, name)]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from grpo_jax.devices.execution_plan import resolve_plan
+from grpo_jax.devices.execution_plan import CPU, ExecutionPlan, resolve_plan
 from grpo_jax.environments.tokens import PAD
 from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.evaluation.generation import Sampling, generate
@@ -24,8 +24,11 @@ from grpo_jax.language.weights import load_params
 from grpo_jax.policies import Policy, Transformer, categorical, make_token_policy
 from grpo_jax.types import PyTree
 
-STEPS_PER_CHECK = 16
-"""The most tokens between two checks whether all completions have ended."""
+
+def stopping_plan() -> ExecutionPlan:
+    """The plan "auto", with rollouts that stop when all completions have ended: on a CPU a check costs nothing."""
+    plan = resolve_plan("auto")
+    return dataclasses.replace(plan, steps_per_check=4 if plan is CPU else 16)
 
 
 class LanguageModel(NamedTuple):
@@ -103,7 +106,7 @@ class LanguageModel(NamedTuple):
                 stops=self.stops(stop_strings),
                 **sampling,
             ),
-            plan=dataclasses.replace(resolve_plan("auto"), steps_per_check=STEPS_PER_CHECK),
+            plan=stopping_plan(),
         )
         rows = zip(np.asarray(made.tokens), tokens, strict=True)
         texts = [[self.tokenizer.decode(row, before) for row in made] for made, before in rows]

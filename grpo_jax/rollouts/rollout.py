@@ -125,10 +125,11 @@ class Simulator(NamedTuple):
         draw = functools.partial(self._random_numbers, num_envs=num_envs)
         has_stages = from_reset and not auto_reset and self.policy.resize is not None
         stops = not auto_reset and 0 < plan.steps_per_check < num_steps
+        # Where values are read, an episode has one more step after its end: its value is the final observation's.
+        num_after = int(self.policy.has_critic or self.keep_final)
         carry, trajectory = scan_in_blocks(
             *(step, carry, key_steps, num_steps, draw, plan),
-            # An episode may have one more step after its end: its value is the final observation's.
-            goes_on=(lambda carry: any_in_all_rows(carry.num_done < 2)) if stops else None,
+            goes_on=(lambda carry: any_in_all_rows(carry.num_done <= num_after)) if stops else None,
             resize=self._resize if has_stages else None,
         )
 
