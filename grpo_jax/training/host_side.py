@@ -59,7 +59,8 @@ def _on_host(end: RolloutState) -> tuple[PyTree, PyTree]:
 def steps_to_learn(played: Played) -> int:
     """The steps up to the end of the longest episode of all rows, rounded up to a `rounded_length`."""
     is_valid = np.asarray(played.trajectory.valid)  # [R, T, B]
-    return rounded_length(max(np.flatnonzero(is_valid.any(axis=(0, 2))), default=0) + 1, is_valid.shape[1])
+    last = max(np.flatnonzero(is_valid.any(axis=(0, 2))).tolist(), default=0)
+    return rounded_length(last + 1, is_valid.shape[1])
 
 
 def host_outcome(config: Config, played: Played, rows: np.ndarray | None = None) -> RewardParts:
