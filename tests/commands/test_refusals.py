@@ -97,6 +97,7 @@ COMMANDS = {
             "--num-samples 0": "--num-samples 0 is not a whole number from 1",
             "--num-generations 4": "--num-generations is --group-size here",
             "--max-completion-length 4": "--max-completion-length is --max-completion here",
+            "--loss-type dapo": "--loss-type is part of --algorithm (see: grpo-jax docs coming_from) here",
             "--algorithm SAC": "'SAC' learns from stored data; there are no such (off-policy) algorithms here",
             "--sample-every 0 --stop-at-reward 1": "--stop-at-reward decides by measurements, but there are none",
             "--held-out x": "--held-out x is neither a file nor a share",

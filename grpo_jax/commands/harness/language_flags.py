@@ -39,6 +39,8 @@ WORDS = Words(
         **{"model_name_or_path": "--model", "dataset_name": "--prompts", "reward_funcs": "--reward"},
         **{"max_completion_length": "--max-completion", "output_dir": "--out", "use_peft": "--lora-rank 16"},
         "per_device_train_batch_size": "--num-prompts × --group-size, as it counts completions,",
+        **dict.fromkeys(("loss_type", "scale_rewards"), "part of --algorithm (see: grpo-jax docs coming_from)"),
+        **{"epsilon": "--clip-low and --clip-high", "use_bias_correction_kl": "--kl unbiased_kl_to_reference"},
         "num_train_epochs": "--num-iterations × --num-prompts / the number of prompts",
     },
 )

@@ -117,7 +117,8 @@ def _check_words(flags: Sequence[str], names: Collection[str], others: Mapping[s
             raise ConfigError(f"{word!r} is no text in UTF-8; write it in UTF-8")
         name = word.partition("=")[0][2:].replace("-", "_") if word.startswith("--") else ""
         ours = OTHER_WORDS.get(name)
-        if name not in names and (answer := f"--{ours.replace('_', '-')}" if ours in names else others.get(name)):
+        same = f"--{ours.replace('_', '-')}" if ours in names else None
+        if name not in names and (answer := others.get(name, same)):
             raise ConfigError(f"--{name.replace('_', '-')} is {answer} here")
 
 
