@@ -1,5 +1,6 @@
 """What the tests of language models share: tiny folders, written in a moment, and chats."""
 
+import functools
 import json
 
 import numpy as np
@@ -109,6 +110,13 @@ def make_task(model, rows=({"prompt": "12", "answer": "a"}, {"prompt": "345", "a
     """A task of short completions."""
     fields = {"rewards": (Reward("lengths", lengths),), "max_completion": 4} | changes
     return LanguageTask(model=model, prompts=as_prompts(list(rows)), **fields)
+
+
+def shard(monkeypatch):
+    """Weights are saved in files of at most 20 kB, where usually 5 GB are allowed."""
+    hub = pytest.importorskip("huggingface_hub")
+    name = "split_state_dict_into_shards_factory"
+    monkeypatch.setattr(hub, name, functools.partial(getattr(hub, name), max_shard_size=20_000))
 
 
 def numpy_frequencies(config):

@@ -24,9 +24,8 @@ class ChatTemplate:
       date: what `strftime_now` tells, in ISO's format; None: the time at which this value was made.
 
     Attributes:
-      variables: the argument.
-      date: what `strftime_now` tells, in ISO's format.
-      dates: the texts that it has told so far, by their formats.
+      variables, date: the arguments.
+      dates: the texts that `strftime_now` has told so far, by their formats.
 
     Raises:
       ConfigError: it is not Jinja, it reads no variable of a name, or the date is none.

@@ -185,23 +185,16 @@ def as_architecture(path: Path, published: Mapping[str, Any], **changes: Any) ->
     given = {"rope_theta": rope.get("rope_theta"), "tie_word_embeddings": model_type in _TIED}
     given |= {name: value for name, value in published.items() if value is not None}
     fields = {field: given[name] for name, field in _FIELDS.items() if given.get(name) is not None}
-    fields["rope_scaling"] = _rope_scaling(path, rope)
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind not in _ROPE_TYPES or rope.get("partial_rotary_factor", 1.0) != 1:
+        supported = f"only the types {', '.join(_ROPE_TYPES)}, of whole heads"
+        raise ConfigError(f"{path}: rotary positions {rope} are not supported, {supported}; use another checkpoint")
+    fields["rope_scaling"] = tuple(map(rope.get, _ROPE_TYPES[kind])) or None
     try:
         architecture = Transformer(**fields | MODEL_TYPES[model_type] | changes)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     return architecture, given.get("max_position_embeddings", UNLIMITED)
-
-
-def _rope_scaling(path: Path, rope: Mapping[str, Any]) -> tuple[float, ...] | None:
-    """The numbers of scaled rotary positions in fields of config.json; None: they are not scaled."""
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind not in _ROPE_TYPES or rope.get("partial_rotary_factor", 1.0) != 1:
-        supported = f"only the types {', '.join(_ROPE_TYPES)}, of whole heads"
-        raise ConfigError(f"{path}: rotary positions {rope} are not supported, {supported}; use another checkpoint")
-    if missing := [name for name in _ROPE_TYPES[kind] if rope.get(name) is None]:
-        raise ConfigError(f"{path}: rotary positions {rope} lack {', '.join(missing)}; copy the published file again")
-    return tuple(rope[name] for name in _ROPE_TYPES[kind]) or None
 
 
 def describe_architecture(architecture: Transformer, *, vocab_size: int, context: int) -> dict[str, Any]:

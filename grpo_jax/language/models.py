@@ -153,9 +153,5 @@ def changed_fields(model: LanguageModel, vocab_size: int) -> dict[str, Any]:
     before, context = as_architecture(model.folder / "config.json", published)
     found = describe_architecture(before, vocab_size=before.vocab_size, context=context)
     fields = describe_architecture(model.architecture, vocab_size=vocab_size, context=model.context)
-    if fields == found:
-        return {}
-    if published.get("rope_parameters"):  # where transformers 5 looks
-        rope = fields["rope_scaling"] or {"rope_type": "default"}
-        fields["rope_parameters"] = rope | {"rope_theta": fields["rope_theta"]}
-    return fields
+    # transformers 5 also reads positions as they are described here.
+    return {} if fields == found else fields | {"rope_parameters": None}

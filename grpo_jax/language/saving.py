@@ -19,8 +19,6 @@ from grpo_jax.policies.transformer import DTYPES
 from grpo_jax.recording.files import Arrays, as_path, new_files, write_arrays, write_json
 from grpo_jax.types import PyTree
 
-SHARD_BYTES = 5 * 10**9
-"""The most bytes of weights in one file, as in transformers 4; of more, there are several files and an index."""
 _WEIGHT_FILE = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
 END, BEGIN = "<|im_end|>", "<|im_start|>"
 CHAT_TEMPLATE = (
@@ -194,20 +192,15 @@ def _model_files(folder: str | Path, dtype: str, source: Path | None = None) -> 
 
 def _write_model(folder: Path, description: Mapping[str, Any], weights: Arrays, dtype: str) -> None:
     """Writes config.json, with these fields, and the weights."""
+    import huggingface_hub  # which tokenizers needs
+
     write_json(folder / CONFIG, {**description, "dtype": dtype, "torch_dtype": dtype})
-    shards, room = [], 0
-    for name, tensor in weights.items():
-        if not shards or tensor.nbytes > room:
-            shards.append({})
-            room = SHARD_BYTES
-        shards[-1][name] = tensor
-        room -= tensor.nbytes
-    count = len(shards)
-    files = [f"model-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
-    files = files if count > 1 else [WEIGHTS]
-    for file, shard in zip(files, shards, strict=True):
-        write_arrays(folder / file, shard, {"format": "pt"})  # transformers refuses files that do not name a framework
-    if count > 1:
-        weight_map = {name: file for file, shard in zip(files, shards, strict=True) for name in shard}
-        total = {"total_size": sum(tensor.nbytes for tensor in weights.values())}
-        write_json(folder / f"{WEIGHTS}.index.json", {"metadata": total, "weight_map": weight_map})
+    split = huggingface_hub.split_state_dict_into_shards_factory(  # of at most 5 GB each
+        weights, get_storage_size=lambda tensor: tensor.nbytes, filename_pattern="model{suffix}.safetensors"
+    )
+    for file, names in split.filename_to_tensors.items():
+        # transformers refuses files that do not name a framework.
+        write_arrays(folder / file, {name: weights[name] for name in names}, {"format": "pt"})
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        write_json(folder / f"{WEIGHTS}.index.json", index)

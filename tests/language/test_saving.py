@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from language_models import MODEL_TYPES, make_model, make_params, make_tokenizer
+from language_models import MODEL_TYPES, make_model, make_params, make_tokenizer, shard
 from safetensors.numpy import load_file, save_file
 
 from grpo_jax.errors import ConfigError
@@ -66,7 +66,7 @@ CHANGES = {
 
 
 def test_the_saved_model_is_the_one_that_was_trained(tmp_path):
-    """Whatever `load_model` was told to change, also where transformers 5 keeps it."""
+    """Whatever `load_model` was told to change, also from where transformers 5 keeps it."""
     folder = make_model(tmp_path / "first", "qwen3")
     config = json.loads((folder / "config.json").read_text())
     rope = {"rope_type": "default", "rope_theta": config.pop("rope_theta")}
@@ -80,7 +80,7 @@ def test_the_saved_model_is_the_one_that_was_trained(tmp_path):
         assert (again.architecture, again.context) == (model.architecture, 32)
         assert are_equal(load_params(tmp_path / field), params)
         assert again.tokenizer.end_tokens == (7, 9, 0)
-        assert saved["rope_parameters"]["rope_theta"] == model.architecture.rope_base and saved["note"] == 1
+        assert saved["rope_theta"] == model.architecture.rope_base and saved["note"] == 1
         assert saved["architectures"] == ["LlamaForCausalLM" if field == "qk_norm" else "Qwen3ForCausalLM"]
 
 
@@ -145,7 +145,7 @@ def test_a_saved_folder_is_the_one_that_was_loaded(tmp_path, model_type, monkeyp
     save_trained(second, model, params, dtype="bfloat16")
     rounded = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.bfloat16).astype(jnp.float32), params)
     assert are_equal(load_params(second), rounded)
-    monkeypatch.setattr(saving, "SHARD_BYTES", 20_000)
+    shard(monkeypatch)
     save_trained(folder, model, rounded)
     index = json.loads((folder / "model.safetensors.index.json").read_text())
     sizes = {

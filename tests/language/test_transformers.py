@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from language_models import CHAT, MODEL_TYPES, TEMPLATES, lengths, make_model
+from language_models import CHAT, MODEL_TYPES, TEMPLATES, lengths, make_model, shard
 
 from grpo_jax.commands import lm
-from grpo_jax.language import load_architecture, load_model, load_params, save_trained, saving
+from grpo_jax.language import load_architecture, load_model, load_params, save_trained
 from grpo_jax.policies import categorical, make_token_policy
 
 transformers = pytest.importorskip("transformers")
@@ -48,7 +48,7 @@ def test_logits_agree(tmp_path, model_type, dtype, monkeypatch):
     model, params = load_model(folder, **changes), load_params(folder)
     trained = jax.tree.map(lambda leaf: leaf + 0.1 * jax.random.normal(jax.random.key(1), leaf.shape), params)
     saved = tmp_path / "saved"
-    monkeypatch.setattr(saving, "SHARD_BYTES", 20_000)
+    shard(monkeypatch)
     save_trained(saved, model, trained, dtype=dtype)
     assert len([*saved.glob("*.safetensors")]) > 1
     tokens = model.tokenizer.encode(TEXT)
