@@ -35,8 +35,7 @@ class HostSide(NamedTuple):
     choose: Callable
     # (states, params), each leaf [R, B, ...] -> RewardParts, as `Environment.outcome` gives, all three [R, B, K]
     outcome: Callable
-    # (states, params), each leaf [R, B, ...] -> parameters, by name, each [R, B, ...], with which the same rollout is
-    # played again, from the same keys, before it is rewarded; None: it is complete
+    # (states, params) -> parameters, by name, each [R, B, ...], with which the same rollout is played again; None: none
     again: Callable | None = None
     in_steps: bool = False  # the outcome is [R, B, max_steps, K], and not [R, B, K]
 

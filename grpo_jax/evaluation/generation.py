@@ -30,7 +30,7 @@ class Sampling(NamedTuple):
     top_k: jax.Array | float | None = None  # sample only these most probable tokens; None: all
     top_p: jax.Array | float | None = None  # sample only the most probable tokens of this total probability; None: all
     min_p: jax.Array | float | None = None  # sample only tokens at least this probable, relative to the most probable
-    stops: tuple[jax.Array, jax.Array] | None = None  # what finds texts that end a completion too, see `follow_stops`
+    stops: tuple[jax.Array, jax.Array] | None = None  # what finds texts that end a completion too, see `follow`
     answers: jax.Array | None = None  # [N, num_samples, num_steps] int32 tokens that others write; -1: the policy does
 
 
@@ -150,28 +150,20 @@ def _end_at_the_right(text: jax.Array) -> jax.Array:
     return jnp.roll(text, -1 - last)
 
 
-def follow_stops(stops: tuple[jax.Array, jax.Array], found: jax.Array, token: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Searches for `S` texts in a completion: their states, int `[S]`, after one more token, and whether one was found.
-
-    `stops` are int `[S, Q, V]`, the next state of each search for each state and token, and int `[S]`, the states at
-    the end, as `grpo_jax.language.tokenizer.stop_moves` makes them. At first the states are 0.
-    """
-    moves, ends = map(jnp.asarray, stops)
-    found = moves[jnp.arange(len(ends)), found, token]
-    return found, jnp.any(found == ends)
-
-
-def follow_turn(
-    ends: jax.Array, stops: tuple | None, found: Any, token: jax.Array, time: jax.Array, answers: jax.Array | None
+def follow(
+    ends: jax.Array, stops: Any, answers: jax.Array | None, found: Any, time: jax.Array, token: jax.Array
 ) -> tuple[Any, jax.Array]:
-    """The searches for the stop texts after the token at this time, see `follow_stops`, and whether it ends all.
+    """The states of the searches for `S` texts after one more token of a completion, and whether this one ends it.
 
-    One that ends a turn does not end all if an answer follows, and a token of an answer ends nothing.
+    One of `ends` does, or the last of a text: `stops` are int `[S, Q, V]`, the next state of each search for each state
+    and token, and int `[S]`, the states at the end, as of `grpo_jax.language.tokenizer.stop_moves`. At first the states
+    are 0. No token of `answers`, int `[L]`, negative elsewhere, ends it, nor what comes before one.
     """
     is_end = jnp.any(token == ends)
     if stops is not None:
-        found, is_stop = follow_stops(stops, found, token)
-        is_end |= is_stop
+        moves, states = map(jnp.asarray, stops)
+        found = moves[jnp.arange(len(states)), found, token]
+        is_end |= jnp.any(found == states)
     if answers is None:
         return found, is_end
     here, after = (answers.at[time + i].get(mode="fill", fill_value=-1) >= 0 for i in (0, 1))
@@ -187,7 +179,7 @@ def _continuation(vocab_size: int, max_steps: int, ends: jax.Array, stops: Any, 
 
     def step(key, state, action, params):
         time, searches = state
-        searches, is_end = follow_turn(ends, stops, searches, action, time, params.get("answers"))
+        searches, is_end = follow(ends, stops, params.get("answers"), searches, time, action)
         return transition((time + 1, searches), action, 0.0, is_end, time + 1 >= max_steps)
 
     return Environment(

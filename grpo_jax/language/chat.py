@@ -95,17 +95,6 @@ class ChatTemplate:
             )
         return text if after.startswith(" ") else text.rstrip()  # the template trims messages
 
-    def reply(self, messages: Messages, answer: Mapping[str, Any]) -> str:
-        """What follows the content of the last message, the assistant's, up to where its next content begins.
-
-        It has the end of the message, the answer, and the tokens that begin the assistant's next message.
-        """
-        text = self.render([*messages[:-1], {**messages[-1], "content": _CUT}, answer])
-        _, mark, after = text.rpartition(_CUT.strip())
-        if not mark:
-            raise ConfigError("the model's chat template leaves out what the assistant wrote, so respond cannot answer")
-        return after.removeprefix(" ")
-
 
 _CUT = "END_OF_THE_TEXT_TO_CONTINUE "  # the space shows whether the template trims messages
 

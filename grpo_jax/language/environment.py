@@ -11,7 +11,7 @@ from grpo_jax.environments import Environment
 from grpo_jax.environments.environment import HostSide, transition
 from grpo_jax.environments.spaces import Discrete
 from grpo_jax.environments.tokens import PAD, Completion
-from grpo_jax.evaluation.generation import follow_turn
+from grpo_jax.evaluation.generation import follow
 from grpo_jax.language.prompts import rounds
 from grpo_jax.language.task import LanguageTask
 from grpo_jax.language.turns import with_answers
@@ -26,8 +26,7 @@ def language_environment(task: LanguageTask) -> Environment:
     before each iteration, all prompts before any comes again; and the weight of each reward, by the reward's name.
 
     Rewards are known when the completions of an iteration have ended, and the host gives them too. So the compiled
-    programs hold no prompt, and serve all of the same length. With `respond`, the tokens of answers are a parameter of
-    each completion, `answers`: the host adds those to turns that have ended, and all is played again.
+    programs hold no prompt, and serve all of the same length. With `respond` there are also `answers`: see `turns`.
     """
     has_turns = task.respond is not None
     end_tokens = jnp.array(task.model.tokenizer.end_tokens, jnp.int32)
@@ -41,8 +40,8 @@ def language_environment(task: LanguageTask) -> Environment:
 
     def step(key, state, action, params):
         action = jnp.asarray(action, jnp.int32)
-        answers = params["answers"] if has_turns else None
-        found, is_end = follow_turn(end_tokens, task.stops, state.found, action, state.length, answers)
+        answers = params.get("answers")
+        found, is_end = follow(end_tokens, task.stops, answers, state.found, state.length, action)
         state = state.append(action)._replace(found=found)
         return transition(state, action, 0.0, is_end, state.length >= task.max_completion)
 
@@ -53,7 +52,7 @@ def language_environment(task: LanguageTask) -> Environment:
         return {"prompt": prompt, "prompt_tokens": task.tokens[prompt], **answers}
 
     def again(states, params):
-        answers = with_answers(task, states.problem, states.tokens, params["answers"])
+        answers = with_answers(task, *map(np.asarray, (states.problem, states.tokens, params["answers"])))
         return None if answers is None else {"answers": answers}
 
     def outcome(states, params):

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import copy
-import functools
 import inspect
 import math
 import operator
@@ -113,10 +112,10 @@ def call_rewards(rewards: Sequence[Reward], arguments: Mapping[str, Sequence]) -
         `completion_ids`, their tokens, `max_completion`, their limit, and the fields of the prompts.
     """
     arguments = {name: list(values) for name, values in arguments.items()}
-    texts, results, errors = [text_of(completion) for completion in arguments["completions"]], [], []
-    for reward in rewards:
-        errors.append(functools.partial(errors_of, f"the reward {reward.name!r}", texts, ADVICE))
-        with errors[-1]():
+    texts, results = [text_of(completion) for completion in arguments["completions"]], []
+    errors = [(f"the reward {reward.name!r}", texts, ADVICE) for reward in rewards]
+    for reward, error in zip(rewards, errors, strict=True):
+        with errors_of(*error):
             results.append(_listed(reward.function(**_arguments(reward, arguments))))
     results = finished(results, errors)
     payments = [_checked(reward.name, values, texts) for reward, values in zip(rewards, results, strict=True)]
@@ -157,11 +156,11 @@ def _listed(values: Any) -> Any:
     return list(values) if isinstance(values, Iterator) else values
 
 
-def finished(results: list, errors: Sequence[Callable]) -> list:
-    """The results, with what those that are awaitable give, each within its context; they are awaited together."""
+def finished(results: list, errors: Sequence[tuple]) -> list:
+    """The results, with what those that are awaitable give, within `errors_of` each; they are awaited together."""
 
-    async def finish(result: Any, context: Callable) -> Any:
-        with context():
+    async def finish(result: Any, error: tuple) -> Any:
+        with errors_of(*error):
             return _listed(await result) if inspect.isawaitable(result) else result
 
     async def finish_all() -> list:

@@ -13,7 +13,7 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.language.models import LanguageModel
 from grpo_jax.language.prompts import Prompts
 from grpo_jax.language.rewards import Reward, call_rewards, check_rewards, totals
-from grpo_jax.language.turns import ANSWER, check_turns, conversations
+from grpo_jax.language.turns import check_turns, conversations
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,10 +41,10 @@ class LanguageTask:
     stop_strings: tuple[str, ...] = ()
     """A completion also ends with the token that completes one of these in its text, which keeps the string."""
     respond: Callable | None = None
-    """Of a chat with the model's last message, `(messages) -> text`, a message, or None: an answer, after which the
-    model goes on; may be async. All turns of a conversation share the limit `max_completion`."""
+    """Of a chat up to a completion, `(messages) -> text`, a message or None: an answer, after which the model goes on;
+    may be async. All turns together have at most `max_completion` tokens."""
     max_turns: int = 4
-    """The most messages of the model in a conversation, with `respond`."""
+    """The most messages of the model in a conversation."""
 
     def __post_init__(self):
         """Checks the fields."""
@@ -60,6 +60,8 @@ class LanguageTask:
         self.stops  # noqa: B018, checks the strings and the tokenizer
         if self.respond is not None:
             check_turns(self)
+            if self.process_rewards:
+                raise ConfigError("rewards of steps are for a single turn; leave out process_rewards, or respond")
 
     @property
     def num_training(self) -> int:
@@ -84,37 +86,22 @@ class LanguageTask:
         """What finds the stop strings: see `stop_moves`; None without any."""
         return self.model.stops(self.stop_strings)
 
-    def is_cut(self, tokens: np.ndarray, answers: np.ndarray | None = None) -> np.ndarray:
-        """Whether completions, int `[..., L]`, -1 after the end, were cut off at the limit: bool `[...]`.
-
-        What is in an answer, see `judge`, ends none.
-        """
+    def is_cut(self, tokens: np.ndarray) -> np.ndarray:
+        """Whether completions, int `[..., L]`, -1 after the end, were cut off at the limit: bool `[...]`."""
         tokens = np.asarray(tokens)
-        if answers is not None:
-            tokens = np.where(answers >= 0, ANSWER, tokens)
         cut = (tokens[..., -1] != PAD) & ~np.isin(tokens[..., -1], self.model.tokenizer.end_tokens)
         for place in zip(*np.nonzero(cut), strict=True) if self.stop_strings else ():
-            turn = tokens[place][np.max(np.flatnonzero(tokens[place] == ANSWER), initial=-1) + 1 :]
-            text = self.model.tokenizer.decode(turn)
-            cut[place] = not any(string in text for string in self.stop_strings)
+            text, before = map(self.model.tokenizer.decode, (tokens[place], tokens[place][:-1]))
+            cut[place] = all(text.count(string) == before.count(string) for string in self.stop_strings)
         return cut
 
     def texts(self, prompt: np.ndarray, tokens: np.ndarray, answers: np.ndarray | None = None) -> list:
-        """The texts of completions, int `[..., L]`, that continue the prompts of these indices, int `[...]`.
-
-        With `respond` they are lists: the texts of all messages, also of the answers.
-        """
+        """The texts of completions, see `judge`; with `respond` lists of those of all messages, also the answers."""
         if self.respond is not None:
-            return [[message["content"] for message in chat] for chat in self.completions(prompt, tokens, answers)]
+            return [[each["content"] for each in chat] for chat in conversations(self, prompt, tokens, answers)]
         tokens = np.asarray(tokens)
         rows = zip(tokens.reshape(-1, tokens.shape[-1]), self.tokens[np.ravel(prompt)], strict=True)
         return [self.model.tokenizer.decode(row, before) for row, before in rows]
-
-    def completions(self, prompt: np.ndarray, tokens: np.ndarray, answers: np.ndarray | None = None) -> list:
-        """Completions as rewards see them: texts, or lists of messages, also the answers; as of `judge`."""
-        if not self.prompts.are_chats:
-            return self.texts(prompt, tokens)
-        return conversations(self, prompt, tokens, np.full(np.shape(tokens), PAD) if answers is None else answers)
 
     def judge(
         self, prompt: np.ndarray, tokens: np.ndarray, *, steps: bool = False, answers: np.ndarray | None = None
@@ -126,7 +113,7 @@ class LanguageTask:
           tokens: int `[..., L]`: their completions, -1 after the end.
           steps: give values at each token, `[..., L, K]`, instead of their sums: a step is paid by the token that
             completes its text, and a whole completion by its last token.
-          answers: int `[..., L]`: the tokens of answers at their places, negative elsewhere; None: there are none.
+          answers: int `[..., L]`: the tokens of answers at their places, -1 elsewhere; None: there are none.
         """
         arguments = self._reward_arguments(prompt, tokens, answers)
         payments, shape = call_rewards(self.rewards, arguments), (*np.shape(tokens), len(self.rewards))
@@ -146,7 +133,8 @@ class LanguageTask:
         """The arguments of the rewards by name, see `call_rewards`."""
         rows, flat = self.all_prompts.select(np.ravel(prompt).tolist()), np.reshape(tokens, (-1, np.shape(tokens)[-1]))
         ids = [[token for token in row if token != PAD] for row in flat.tolist()]
-        completions = self.completions(prompt, tokens, answers)
+        chats = self.prompts.are_chats
+        completions = conversations(self, prompt, tokens, answers) if chats else self.texts(prompt, tokens)
         given = {"prompts": rows.contents, "completions": completions, "completion_ids": ids}
         return {**given, "max_completion": [self.max_completion] * len(ids), **rows.fields}
 
@@ -162,7 +150,6 @@ class LanguageTask:
         rewards = [[reward.name, reward.weight] for reward in self.rewards]
         prompts = [self.all_prompts.contents, self.all_prompts.fields, self.num_training]
         settings = [self.max_completion, self.model.tokenizer.end_tokens] + [True] * self.process_rewards
-        settings += self.stop_strings
-        settings += [self.max_turns] * (self.respond is not None)
+        settings += [*self.stop_strings] + [self.max_turns] * (self.respond is not None)
         text = json.dumps([rewards, prompts, *settings], sort_keys=True, default=str)
         return hashlib.sha256(text.encode() + self.tokens.tobytes()).hexdigest()[:8]

@@ -64,12 +64,11 @@ class Tokenizer:
         return tokens
 
     def encode_reply(self, messages: Messages, answer: Mapping[str, Any], *, after: int) -> list[int]:
-        """The tokens between the assistant's last message and its next one: see `ChatTemplate.reply`.
-
-        An end token that was the last one, `after`, stands for the one with which the template ends the message.
-        """
-        tokens = self._encoding(self.template.reply(messages, answer)).ids
-        return tokens[1:] if after in self.end_tokens and tokens[:1] and tokens[0] in self.end_tokens else tokens
+        """The tokens from the assistant's last message to its next one; `after`, the last so far, may have ended it."""
+        mark = "THE_LAST_MESSAGE"
+        text = self.render([*messages[:-1], {**messages[-1], "content": mark}, answer])
+        tokens = self._encoding(text.rpartition(mark)[2]).ids
+        return tokens[after in self.end_tokens and tokens[0] in self.end_tokens :]
 
     def _encoding(self, text: str, *, add_special_tokens: bool = False) -> Any:
         with as_config_error(f"{text!r:.200} is not a text in Unicode, as where half of a surrogate pair is alone: %s"):

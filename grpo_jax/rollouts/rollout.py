@@ -52,8 +52,7 @@ class Simulator(NamedTuple):
         """New episodes: one reset for each group, copied to its members, which therefore start bitwise equal.
 
         Args:
-          environment_params: each leaf `[num_envs, ...]`; what resets and prompts read is equal within a group (see
-            `group_parameters`).
+          environment_params: each leaf `[num_envs, ...]`; a reset and a prompt see those of a group's first member.
           key: of all resets.
           num_envs: number of environments.
           group_size: number of environments that start from each reset.

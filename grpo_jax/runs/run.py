@@ -226,9 +226,8 @@ class Rows:
         keys, rows = pad_rows(self.keys, self.mesh), np.arange(len(progress.states.iteration))
         goes_on = ~progress.ended[np.minimum(rows, len(self.keys) - 1)]
         states, limits = with_choices(self.config, progress.states, keys, progress.iteration), given[1]
-        played = played_with_host(
-            self.config, lambda states: finished(program, states, limits, num_devices=self.mesh.size), states
-        )
+        play = functools.partial(finished, program, num_devices=self.mesh.size)
+        played = played_with_host(self.config, play, states, limits)
         given = states, limits, played, host_outcome(self.config, played, rows[goes_on])
         # The update reads little more than the longest episode, and is compiled for a length when that comes first.
         length, started = steps_to_learn(played), time.perf_counter()

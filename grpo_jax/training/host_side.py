@@ -19,7 +19,7 @@ import numpy as np
 from grpo_jax.config import Config
 from grpo_jax.rollouts.outcomes import outcome_shapes
 from grpo_jax.training.train_step import Played
-from grpo_jax.types import PyTree, RewardParts, RolloutState, TrainState
+from grpo_jax.types import PyTree, RewardParts, TrainState
 from grpo_jax.updates.lengths import rounded_length
 
 
@@ -36,11 +36,11 @@ def with_choices(config: Config, states: TrainState, keys: jax.Array, iteration:
     return _with_parameters(states, {name: np.repeat(value, config.group_size, 1) for name, value in chosen.items()})
 
 
-def played_with_host(config: Config, play: Callable[[TrainState], Played], states: TrainState) -> Played:
-    """`play(states)`, again with what the host changes, until it changes nothing: see `HostSide.again`."""
-    played, again = play(states), config.env.host.again or (lambda *end: None)
-    while changed := again(*_on_host(played.rollout)):
-        played = play(_with_parameters(states, changed))
+def played_with_host(config: Config, play: Callable[..., Played], states: TrainState, *given: PyTree) -> Played:
+    """`play(states, *given)`, again with what the host changes, until it changes nothing: see `HostSide.again`."""
+    played, again = play(states, *given), config.env.host.again
+    while again and (changed := again(played.rollout.environment, played.rollout.environment_params)):
+        played = play(_with_parameters(states, changed), *given)
     return played
 
 
@@ -49,11 +49,6 @@ def _with_parameters(states: TrainState, changed: dict[str, np.ndarray]) -> Trai
     params = states.rollout.environment_params
     moved = jax.device_put(changed, {name: params[name].sharding for name in changed})
     return states.replace(rollout=states.rollout._replace(environment_params=params | moved))
-
-
-def _on_host(end: RolloutState) -> tuple[PyTree, PyTree]:
-    """The states and the parameters of the environments."""
-    return jax.tree.map(np.asarray, (end.environment, end.environment_params))
 
 
 def steps_to_learn(played: Played) -> int:
@@ -71,9 +66,9 @@ def host_outcome(config: Config, played: Played, rows: np.ndarray | None = None)
       played: each leaf `[R, ...]`.
       rows: int `[N]`, those to reward, if others have ended; None: all.
     """
-    num_rows = len(played.rollout.episode_length)
+    end, num_rows = played.rollout, len(played.rollout.episode_length)
     rows = np.arange(num_rows) if rows is None else rows
-    seen = jax.tree.map(lambda leaf: leaf[rows], _on_host(played.rollout))
+    seen = jax.tree.map(lambda leaf: np.asarray(leaf)[rows], (end.environment, end.environment_params))
     shapes = outcome_shapes(config.env, num_rows, config.num_envs)
     outcome = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
     for whole, part in zip(outcome, config.env.host.outcome(*seen), strict=True):

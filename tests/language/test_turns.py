@@ -11,7 +11,7 @@ from language_models import CHATML, TEMPLATES, make_model, make_task
 from grpo_jax import Config, Hyperparams, Sampling, generate, make_learn, make_play
 from grpo_jax.errors import ConfigError
 from grpo_jax.language import Reward, RewardError, Tokenizer, language_environment, load_model, load_tokenizer
-from grpo_jax.language.turns import CLOSED, with_answers
+from grpo_jax.language.turns import with_answers
 from grpo_jax.policies import categorical, make_token_policy
 from grpo_jax.training.host_side import host_outcome, played_with_host, with_choices
 from grpo_jax.training.train_step import initial_state
@@ -53,11 +53,12 @@ def test_what_has_ended_is_answered_and_the_limit_cuts_an_answer(model):
     )
     tokens, answers = answered(task, "a", "8", "c", "d" * 60)
     assert (answers[0, 2:40] >= 0).any() and (answers[3] == PAD).all(), "what is cut gets no answer"
-    assert answers[1].tolist() == [PAD, PAD, CLOSED] + [PAD] * 47 and (answers[2, 2:] >= 0).all()
+    assert (answers[1] == PAD).all() and (answers[2, 2:] >= 0).all()
     after = np.where(answers >= 0, answers, tokens)
-    said = [[message["content"] for message in chat] for chat in task.completions(np.zeros(4, int), after, answers)]
-    assert said == [["a", "b"], ["8"], ["c"], ["d" * 50]] and task.is_cut(after, answers).tolist() == [0, 0, 1, 1]
-    assert task.texts(np.zeros(4, int), after, answers) == said
+    after[0, [row.tolist().index(PAD) for row in after[:1]]] = END
+    said = task.texts(np.zeros(4, int), after, answers)
+    assert said == [["a", "b", ""], ["8"], ["c"], ["d" * 50]], "a reward does not see an answer that was cut"
+    assert with_answers(task, np.zeros(4, int), after, answers) is None, "nobody is asked twice"
 
 
 async def later(messages):
@@ -76,20 +77,22 @@ def test_what_respond_may_return_and_what_is_refused(model, tmp_path):
     for respond, message in (
         (raises, r"respond raised KeyError: 'no tool' \(.*test_turns.py, line \d+\); let it return the text"),
         (lambda messages: 5, "respond returned 5; let it return the text of an answer"),
-        (lambda messages: {"role": "assistant", "content": "a"}, "respond returned a message of the assistant"),
+        (
+            lambda messages: {"role": "assistant", "content": "a"},
+            "respond returned {'role': 'assistant'",
+        ),
         (lambda: "a", "respond raised TypeError"),
     ):
         with pytest.raises(RewardError, match=message):
             answered(turns(model, respond), "a")
     for changes, message in (
         ({"rows": [{"prompt": "1"}]}, "prompt 0: respond needs chats that end with a message of the user, not '1'"),
-        ({"process_rewards": True}, "rewards of steps are for completions of one turn"),
-        ({"max_turns": 1}, "max_turns=1 leaves no turn after an answer"),
+        ({"process_rewards": True}, "rewards of steps are for a single turn"),
     ):
         with pytest.raises(ConfigError, match=message):
             turns(model, **changes)
     forgets = load_model(make_model(tmp_path, chat_template=CHATML.replace("message.content", "message.content[-2:]")))
-    with pytest.warns(UserWarning, match="shows earlier messages of the assistant otherwise"):
+    with pytest.warns(UserWarning, match="changes earlier messages of the assistant"):
         turns(forgets, max_completion=8)
 
 

@@ -18,10 +18,11 @@ from grpo_jax import TrainState
 from grpo_jax.commands.harness.figures import print_table
 from grpo_jax.commands.harness.held_out_points import advise, before_and_after, diagnose, draw_points, read_points
 from grpo_jax.config import behaviour_policy, kept_with
+from grpo_jax.environments.tokens import PAD
 from grpo_jax.evaluation.generation import Sampling, generate
 from grpo_jax.language import LanguageTask
 from grpo_jax.language.rewards import text_of
-from grpo_jax.language.turns import complete_turns
+from grpo_jax.language.turns import with_answers
 from grpo_jax.recording import RunSpec, pass_at_k
 from grpo_jax.recording.files import fits, json_lines, write_json, write_text
 from grpo_jax.recording.run_folder import StopSignal
@@ -123,8 +124,11 @@ class HeldOutCurves:
         program = kept_with(config, ("held-out completions", num_samples), make)
         key = jax.random.fold_in(jax.random.key(self.arguments.seed), 2)
         prompt = np.broadcast_to(self._prompts[:, None], (len(self.plan.keys), len(self._prompts), num_samples + 1))
-        tokens = task.tokens[self._prompts]
-        return complete_turns(task, prompt, lambda answers: program(states, tokens, key, answers))
+        more = np.full((*prompt.shape, task.max_completion), PAD, np.int32)
+        while more is not None:
+            answers, tokens = more, np.asarray(program(states, task.tokens[self._prompts], key, more))
+            more = with_answers(task, prompt, tokens, answers)
+        return tokens, answers
 
     def _add(self, progress: Progress) -> None:
         """Measures a point, writes it, and shows it."""
@@ -132,7 +136,7 @@ class HeldOutCurves:
         completions, answers = self._complete(progress.states)
         prompts = np.broadcast_to(self._prompts[:, None], completions.shape[:3])
         values, rewarded = self.task.judge(prompts, completions, answers=answers)
-        cut = self.task.is_cut(completions, answers)[:, :, :-1]
+        cut = self.task.is_cut(completions) | (answers[..., -1] >= 0)
         self._write_samples(iteration, completions, answers, values)
         greedy = _means(values[:, :, -1:], rewarded[:, :, -1:])
         completions, values, rewarded = (each[:, :, :-1] for each in (completions, values, rewarded))
@@ -147,7 +151,7 @@ class HeldOutCurves:
                 "errors": self._by_name(means.std(1) / math.sqrt(means.shape[1])),
                 "greedy": self._by_name(greedy),
                 "length": (completions >= 0).sum(-1).mean((1, 2)).tolist(),
-                "cut": cut.mean((1, 2)).tolist(),
+                "cut": cut[:, :, :-1].mean((1, 2)).tolist(),
                 "all_equal": (values[..., 0] == values[..., :1, 0]).all(-1).mean(1).tolist(),
                 "pass_at_k": {str(k): np.asarray(pass_at_k(correct, k)).tolist() for k in ks},
             }
