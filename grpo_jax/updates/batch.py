@@ -16,7 +16,7 @@ from grpo_jax.policies import Policy, combine, partition
 from grpo_jax.policies.sampling import mask_actions, score
 from grpo_jax.precision import above_rounding
 from grpo_jax.types import Batch, PyTree, TrainState, Trajectory
-from grpo_jax.updates.lengths import first_steps, with_steps
+from grpo_jax.updates.lengths import first_steps
 
 
 def make_batch(
@@ -117,7 +117,7 @@ def _run_reference(
         features = policy.features(*inputs)
         scores = score(policy, params, features, trajectory.action, trajectory.action_mask)
         fields = {"reference_log_prob": scores.log_prob}
-    return with_steps(fields, num_steps)
+    return jax.tree.map(lambda x: jnp.zeros_like(x, shape=(num_steps, *x.shape[1:])).at[: len(x)].set(x), fields)
 
 
 def _with_reward(config: Config, trajectory: Trajectory, reference: dict, hyperparams: Hyperparams) -> Trajectory:
