@@ -1,6 +1,7 @@
 """Language models from folders: prompts and chats, rewards in Python, an environment, and folders of trained models."""
 
 from grpo_jax.language.chat import ChatTemplate
+from grpo_jax.language.completions import CompletionFile
 from grpo_jax.language.environment import language_environment
 from grpo_jax.language.folder import load_architecture
 from grpo_jax.language.models import LanguageModel, load_model
@@ -11,7 +12,7 @@ from grpo_jax.language.task import LanguageTask
 from grpo_jax.language.tokenizer import Tokenizer, load_tokenizer
 from grpo_jax.language.weights import load_params
 
-__all__ = ["ChatTemplate", "LanguageModel", "LanguageTask", "Prompts", "Reward", "RewardError", "Tokenizer"]
-__all__ += ["as_prompts", "encode_prompts", "language_environment", "load_architecture", "load_model", "load_params"]
-__all__ += ["load_reward", "load_tokenizer", "make_tiny_model", "overlong", "read_prompts"]
+__all__ = ["ChatTemplate", "CompletionFile", "LanguageModel", "LanguageTask", "Prompts", "Reward", "RewardError"]
+__all__ += ["Tokenizer", "as_prompts", "encode_prompts", "language_environment", "load_architecture", "load_model"]
+__all__ += ["load_params", "load_reward", "load_tokenizer", "make_tiny_model", "overlong", "read_prompts"]
 __all__ += ["save_adapter", "save_model", "save_trained", "split_held_out"]

@@ -23,7 +23,8 @@ def language_environment(task: LanguageTask) -> Environment:
     stop string in its text.
 
     Its traced parameters are the prompt of each group, `prompt`, its index, and `prompt_tokens`, which the host chooses
-    before each iteration, all prompts before any comes again; and the weight of each reward, by the reward's name.
+    before each iteration, all prompts before any comes again; `iteration`, how many were made before; and the weight of
+    each reward, by the reward's name.
 
     Rewards are known when the completions of an iteration have ended, and the host gives them too. So the compiled
     programs hold no prompt, and serve all of the same length. With `respond` there are also `answers`: see `turns`.
@@ -49,15 +50,16 @@ def language_environment(task: LanguageTask) -> Environment:
         seeds = np.asarray(jax.random.key_data(keys))
         prompt = np.stack([rounds(seed, task.num_training, num_groups, iteration) for seed in seeds])
         answers = {"answers": np.full((*prompt.shape, task.max_completion), PAD, np.int32)} if has_turns else {}
-        return {"prompt": prompt, "prompt_tokens": task.tokens[prompt], **answers}
+        made = np.full(prompt.shape, iteration, np.int32)
+        return {"prompt": prompt, "prompt_tokens": task.tokens[prompt], "iteration": made, **answers}
 
     def again(states, params):
         answers = with_answers(task, *map(np.asarray, (states.problem, states.tokens, params["answers"])))
         return None if answers is None else {"answers": answers}
 
     def outcome(states, params):
-        started, answers = time.perf_counter(), params.get("answers")
-        values, rewarded = task.judge(states.problem, states.tokens, steps=task.process_rewards, answers=answers)
+        started, given = time.perf_counter(), {"answers": params.get("answers"), "iteration": params["iteration"]}
+        values, rewarded = task.judge(states.problem, states.tokens, steps=task.process_rewards, **given)
         task.reward_times.append(time.perf_counter() - started)
         weights = np.stack([params[reward.name] for reward in task.rewards], axis=-1)
         weights = weights[..., None, :] if task.process_rewards else weights
@@ -68,7 +70,8 @@ def language_environment(task: LanguageTask) -> Environment:
         reset=reset,
         step=step,
         params={
-            **{"prompt": np.int32(0), "prompt_tokens": np.zeros(task.tokens.shape[1:], np.int32)},
+            **dict.fromkeys(("prompt", "iteration"), np.int32(0)),
+            "prompt_tokens": np.zeros(task.tokens.shape[1:], np.int32),
             **({"answers": np.full(task.max_completion, PAD, np.int32)} if has_turns else {}),
             **{reward.name: np.float32(reward.weight) for reward in task.rewards},
         },

@@ -14,7 +14,7 @@ from grpo_jax.language.chat import as_messages
 from grpo_jax.language.tokenizer import Prompt, Tokenizer
 from grpo_jax.recording.files import as_path
 
-RESERVED = ("prompts", "completions", "completion_ids", "max_completion")
+RESERVED = ("prompts", "completions", "completion_ids", "max_completion", "iteration")
 """Arguments of every reward, whose names the field of a prompt may not have."""
 
 EXAMPLE = '{"prompt": "2 + 3 =", "answer": "5"}'

@@ -23,6 +23,12 @@ from grpo_jax.language.prompts import RESERVED
 
 EXAMPLE = "def reward(prompts, completions, **fields): return [0.0 for completion in completions]"
 ADVICE = "let it return a number for every completion, such as 0 for one that it cannot judge"
+OF_TRL = {
+    "trainer_state": "ask for iteration, how many were made before, in place of trainer_state.global_step",
+    "log_extra": "leave it out: completions.jsonl has each reward by its name",
+    "log_metric": "leave it out, and return the metric as a reward of weight 0: --reward my_rewards:metric=0",
+}
+"""What to write in place of further arguments of TRL's rewards."""
 
 Payments = list[tuple[int | None, float]]
 """The rewards of a completion: up to which character, None for the whole, and the value."""
@@ -88,7 +94,7 @@ def check_rewards(rewards: Sequence[Reward], fields: Sequence[str], source: str)
             f"there is no reward to learn from; name a function, such as --reward my_rewards:reward: {EXAMPLE}"
         )
     names = [reward.name for reward in rewards]
-    names_of_parameters = "prompt", "prompt_tokens", "answers"  # of the environment
+    names_of_parameters = "prompt", "prompt_tokens", "answers", "iteration"  # of the environment
     if len({*names, *names_of_parameters}) < len(names) + len(names_of_parameters):
         raise ConfigError(f"rewards must differ in their names, and from 'prompt', but they are {', '.join(names)}")
     for reward in rewards:
@@ -97,6 +103,7 @@ def check_rewards(rewards: Sequence[Reward], fields: Sequence[str], source: str)
             if parameter.default is parameter.empty and not variadic and name not in {*RESERVED, *fields}:
                 has = f"{source} has only the fields {', '.join(fields) or '(none)'}"
                 advice = f"{nearest(name, [*RESERVED, *fields])} Or add it there, or give a default"
+                advice = OF_TRL.get(name, advice)
                 raise ConfigError(f"the reward {reward.name!r} needs {name!r}, but {has}: {advice}")
 
 
@@ -109,7 +116,8 @@ def call_rewards(rewards: Sequence[Reward], arguments: Mapping[str, Sequence]) -
     Args:
       rewards: one or more.
       arguments: `[N]` each: `prompts` and `completions`, texts or lists of messages as the prompts are,
-        `completion_ids`, their tokens, `max_completion`, their limit, and the fields of the prompts.
+        `completion_ids`, their tokens, `max_completion`, their limit, `iteration`, how many were made before, and the
+        fields of the prompts.
     """
     arguments = {name: list(values) for name, values in arguments.items()}
     texts, results = [text_of(completion) for completion in arguments["completions"]], []

@@ -104,7 +104,13 @@ class LanguageTask:
         return [self.model.tokenizer.decode(row, before) for row, before in rows]
 
     def judge(
-        self, prompt: np.ndarray, tokens: np.ndarray, *, steps: bool = False, answers: np.ndarray | None = None
+        self,
+        prompt: np.ndarray,
+        tokens: np.ndarray,
+        *,
+        steps: bool = False,
+        answers: np.ndarray | None = None,
+        iteration: np.ndarray | int = 0,
     ) -> tuple[np.ndarray, np.ndarray]:
         """The value of each reward, float32 `[..., K]`, 0 if it does not apply, and whether it does, bool.
 
@@ -114,8 +120,10 @@ class LanguageTask:
           steps: give values at each token, `[..., L, K]`, instead of their sums: a step is paid by the token that
             completes its text, and a whole completion by its last token.
           answers: int `[..., L]`: the tokens of answers at their places, -1 elsewhere; None: there are none.
+          iteration: how many were made before, a number or int `[...]`.
         """
         arguments = self._reward_arguments(prompt, tokens, answers)
+        arguments["iteration"] = np.broadcast_to(iteration, np.shape(prompt)).ravel().tolist()
         payments, shape = call_rewards(self.rewards, arguments), (*np.shape(tokens), len(self.rewards))
         if not steps:
             return tuple(each.reshape(*shape[:-2], shape[-1]) for each in totals(payments))

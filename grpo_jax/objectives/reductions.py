@@ -98,7 +98,7 @@ def missing() -> float:
     return -jnp.inf if jax.config.jax_debug_nans else jnp.nan
 
 
-def mean_or_missing(values: jax.Array, mask: jax.Array) -> jax.Array:
-    """The mean over the elements where the mask is true; `missing()` where there are none."""
-    count = jnp.sum(mask, dtype=float)
-    return jnp.where(count > 0, jnp.sum(values, where=mask) / jnp.maximum(count, 1), missing())
+def mean_or_missing(values: jax.Array, mask: jax.Array, axis: int | None = None) -> jax.Array:
+    """The mean over the elements where the mask is true, of all or along an axis; `missing()` where there are none."""
+    count = jnp.sum(mask, axis, dtype=float)
+    return jnp.where(count > 0, jnp.sum(values, axis, where=mask) / jnp.maximum(count, 1), missing())

@@ -8,7 +8,7 @@ import os
 import re
 import tempfile
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -197,6 +197,15 @@ def json_lines(path: Path) -> Iterator[dict[str, Any]]:
                 line = json.loads(text)
                 if type(line) is dict:
                     yield line
+
+
+def add_lines(path: Path, lines: Iterable[Mapping[str, Any]], *, begin: int | None = None) -> None:
+    """Adds objects to a file as lines of JSON (`plain`), from which it first removes iterations from `begin` on."""
+    if begin is not None:
+        found = (each for each in json_lines(path) if fits(each.get("iteration"), int))
+        write_text(path, "".join(json.dumps(each) + "\n" for each in found if each["iteration"] < begin))
+    with disk_errors(path), path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(plain(line), allow_nan=False) + "\n" for line in lines)
 
 
 def read_as(path: Path, kind: Any) -> Any:

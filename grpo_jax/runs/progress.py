@@ -12,7 +12,16 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.objectives.reductions import missing
 from grpo_jax.runs.evaluations import GREEDY, SAMPLED, Evaluations, no_evaluations
 from grpo_jax.training.budget import Budget
-from grpo_jax.types import Metrics, TrainState, first_difference
+from grpo_jax.types import Metrics, PyTree, RewardParts, TrainState, first_difference
+
+
+class Scored(NamedTuple):
+    """What the host has scored of an iteration, of an environment with a host side, `B` environments in each row."""
+
+    states: PyTree  # of the environments after it, each leaf [R, B, ...]
+    params: dict[str, np.ndarray]  # of the environments, each [R, B, ...]
+    outcome: RewardParts  # each [R, B, K], or [R, B, max_steps, K]
+    advantage: np.ndarray | None = None  # [R, B]: the mean over steps, NaN where nothing is learnt; with all groups
 
 
 class Chunk(NamedTuple):
@@ -22,6 +31,8 @@ class Chunk(NamedTuple):
     steps: np.ndarray  # int64 [n, R] environment steps since the start of the run
     iteration: int  # of the first of the n
     seconds: float  # since training started
+    duration: float = 0.0  # seconds of the iterations, without callbacks
+    scored: Scored | None = None  # of the one iteration, where the host scores it
 
 
 class Progress(NamedTuple):
@@ -74,12 +85,14 @@ def to_host(metrics: Metrics, before: Progress, started: float) -> Chunk:
     made = np.asarray(metrics["environment/steps"])[:num_rows].T.astype(np.int64)
     num_made = np.flatnonzero(made.any(axis=1))[-1] + 1
 
-    def known(metric):
-        metric = np.asarray(metric)[:num_rows, :num_made].T
-        return np.where(metric == missing(), np.float32(np.nan), metric) if metric.dtype.kind == "f" else metric
-
     steps, seconds = before.steps + np.cumsum(made[:num_made], axis=0), time.perf_counter() - started
-    return Chunk({name: known(metric) for name, metric in metrics.items()}, steps, before.iteration, seconds)
+    found = {name: known(np.asarray(metric)[:num_rows, :num_made].T) for name, metric in metrics.items()}
+    return Chunk(found, steps, before.iteration, seconds)
+
+
+def known(values: np.ndarray) -> np.ndarray:
+    """The values with NaN in place of `missing()`."""
+    return np.where(values == missing(), np.float32(np.nan), values) if values.dtype.kind == "f" else values
 
 
 def without_padding(progress: Progress) -> Progress:

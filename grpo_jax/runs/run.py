@@ -28,8 +28,10 @@ from grpo_jax.runs.progress import (
     Callback,
     Chunk,
     Progress,
+    Scored,
     apply_callback,
     initial_progress,
+    known,
     to_host,
     with_ends,
     with_evaluation,
@@ -50,6 +52,7 @@ from grpo_jax.training.checks import (
 )
 from grpo_jax.training.host_side import host_outcome, played_with_host, steps_to_learn, with_choices
 from grpo_jax.training.train import initial_states
+from grpo_jax.training.train_step import ADVANTAGE
 from grpo_jax.types import Metrics, PyTree, TrainState
 
 NUM_CHUNKS = 50
@@ -217,25 +220,30 @@ class Rows:
             self._programs[name] = self._kept(name, program).lower(*given).compile()
         return self._programs[name]
 
-    def advance(self, progress: Progress) -> tuple[TrainState, Metrics]:
-        """The states after a chunk of iterations, and its metrics, `[R, n]`."""
+    def advance(self, progress: Progress) -> tuple[TrainState, Metrics, Scored | None]:
+        """The states after a chunk of iterations, its metrics, `[R, n]`, and what the host has scored."""
         program, given = self.compile(progress), (progress.states, self._limits(progress))
         if self.config.env.host is None:
-            return finished(program, *given, num_devices=self.mesh.size)
+            return *finished(program, *given, num_devices=self.mesh.size), None
         # Rows beyond the run's fill the mesh: they are copies of the last one.
         keys, rows = pad_rows(self.keys, self.mesh), np.arange(len(progress.states.iteration))
         goes_on = ~progress.ended[np.minimum(rows, len(self.keys) - 1)]
         states, limits = with_choices(self.config, progress.states, keys, progress.iteration), given[1]
         play = functools.partial(finished, program, num_devices=self.mesh.size)
         played = played_with_host(self.config, play, states, limits)
-        given = states, limits, played, host_outcome(self.config, played, rows[goes_on])
+        outcome, end = host_outcome(self.config, played, rows[goes_on]), played.rollout
+        given = states, limits, played, outcome
+        scored = Scored(*jax.tree.map(np.asarray, (end.environment, end.environment_params)), outcome)
         # The update reads little more than the longest episode, and is compiled for a length when that comes first.
         length, started = steps_to_learn(played), time.perf_counter()
         learn = functools.partial(budgeted_learn, length=length)
         update = self._program(("learn", length), learn, given, self._after, donate_argnums=0)
         seconds = time.perf_counter() - started
         self._compile_seconds, self._started = self._compile_seconds + seconds, self._started + seconds
-        return finished(update, *given, num_devices=self.mesh.size)
+        states, metrics = finished(update, *given, num_devices=self.mesh.size)
+        if ADVANTAGE in metrics:
+            scored = scored._replace(advantage=known(np.asarray(metrics.pop(ADVANTAGE)))[:, 0])
+        return states, metrics, scored
 
     def train(self, progress: Progress) -> tuple[Progress, list[Chunk]]:
         """Runs chunks until all rows have ended; returns the final progress, and the chunks."""
@@ -244,7 +252,8 @@ class Rows:
         if evaluate is not None:
             evaluation = make_evaluation(self.config, self.keys, evaluate.episodes, self.mesh)
         while not progress.ended.all():
-            states, metrics = self.advance(progress)
+            began = time.perf_counter() - self._started
+            states, metrics, scored = self.advance(progress)
             chunk = to_host(metrics, progress, self._started)
             before, iteration = progress.iteration, progress.iteration + len(chunk.steps)
             progress = progress._replace(states=states, steps=chunk.steps[-1], iteration=iteration)
@@ -257,7 +266,7 @@ class Rows:
                 chunk = with_returns(chunk, returns)
             progress = progress._replace(seconds=time.perf_counter() - self._started)
             chunks.append(chunk)
-            called = self.call(progress, chunk)
+            called = self.call(progress, chunk._replace(duration=chunk.seconds - began, scored=scored))
             progress = progress if called is progress else self.with_budget(called)
         if evaluate is not None and progress.iteration not in progress.evaluations.iterations[-1:]:
             returns = evaluation(progress.states, progress.iteration)  # the callback ended the run

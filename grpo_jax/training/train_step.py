@@ -10,6 +10,7 @@ from grpo_jax.config import Config, behaviour_policy, kept_with
 from grpo_jax.environments import EnvParams, group_parameters
 from grpo_jax.errors import ConfigError
 from grpo_jax.hyperparams import Hyperparams, completed
+from grpo_jax.objectives.reductions import mean_or_missing
 from grpo_jax.policies import Policy, partition
 from grpo_jax.policies.normalization import initial_normalizer, merge_rollout
 from grpo_jax.rollouts.collect import collect, kept_groups
@@ -23,6 +24,10 @@ from grpo_jax.updates.epochs import update_epochs
 from grpo_jax.updates.lengths import first_steps
 from grpo_jax.updates.optimizers import make_flattening, make_optimizer
 from grpo_jax.updates.schedules import scheduled_rate
+
+
+ADVANTAGE = "advantage/by_environment"
+"""The mean over the steps of each environment, `missing()` where nothing is learnt from them."""
 
 
 class Played(NamedTuple):
@@ -70,6 +75,7 @@ def make_learn(config: Config, length: int | None = None) -> Callable[..., tuple
 
     `outcome` are the rewards that the host side of an environment gives for `played`: see `HostSide`. The networks read
     only the first `length` steps; no later one may be valid. Up to rounding, results do not depend on it. None: all.
+    With an outcome the metrics have `ADVANTAGE`, `[B]`.
     """
 
     def learn(state: TrainState, played: Played, outcome: RewardParts | None = None) -> tuple[TrainState, Metrics]:
@@ -105,7 +111,11 @@ def make_learn(config: Config, length: int | None = None) -> Callable[..., tuple
             episodes=state.episodes.plus(jnp.sum(trajectory.ended)),
         )
         state, metrics = _adapt(config, policy, state, metrics)
-        return state, metrics | own_metrics(config, trajectory, batch, hyperparams, metrics)
+        metrics |= own_metrics(config, trajectory, batch, hyperparams, metrics)
+        if outcome is not None and config.num_kept_groups is None:
+            advantage, mask = (each.reshape(trajectory.valid.shape) for each in (batch.advantage, batch.mask))
+            metrics[ADVANTAGE] = mean_or_missing(advantage, mask, axis=0)
+        return state, metrics
 
     return kept_with(config, ("learn", length), lambda: jax.jit(learn, inline=True))
 

@@ -24,7 +24,7 @@ COMPLETIONS = np.array(
 SETTINGS = {"num_held_out": 2, "num_samples": 2, "sample_every": 2, "correct_at": 1.0}
 
 
-def judge(_, completions, answers):
+def judge(_, completions, answers, iteration):
     """A reward of 1 for a first token of 5, and one of the number of tokens, which applies to those of several."""
     lengths = (completions >= 0).sum(-1)
     values = np.stack([completions[..., 0] == 5, lengths * (lengths > 1)], axis=-1)

@@ -25,10 +25,20 @@ from grpo_jax import (
 )
 from grpo_jax.environments.tokens import Completion
 from grpo_jax.errors import ConfigError
-from grpo_jax.language import Reward, RewardError, Tokenizer, as_prompts, language_environment, load_model, save_model
+from grpo_jax.language import (
+    CompletionFile,
+    Reward,
+    RewardError,
+    Tokenizer,
+    as_prompts,
+    language_environment,
+    load_model,
+    save_model,
+)
 from grpo_jax.language.tokenizer import _token_bytes, stop_moves
 from grpo_jax.policies import Transformer, categorical, make_token_policy
 from grpo_jax.recording.identity import check_same, identity
+from grpo_jax.runs.progress import initial_progress
 from grpo_jax.training.host_side import host_outcome, with_choices
 
 END = 0
@@ -41,14 +51,14 @@ def model(tmp_path_factory):
 
 
 def test_rewards_see_what_the_file_holds_and_the_limit_of_completions(model):
-    def seen(prompts, completions, answer, max_completion):
+    def seen(prompts, completions, answer, max_completion, iteration):
         calls.append((prompts, completions, answer))
-        assert max_completion == [4] * len(prompts)
+        assert (max_completion, set(iteration)) == ([4] * len(prompts), {3 if len(calls) == 1 else 0})
         return [1.0] * len(prompts)
 
     calls, a, rewards = [], model.tokenizer.encode("a")[0], (Reward("seen", seen), Reward("lengths", lengths, 0.5))
     tokens = np.array([[a, a, END, -1], [END, -1, -1, -1]])
-    values, _ = make_task(model, rewards=rewards).judge(np.array([1, 0]), tokens)
+    values, _ = make_task(model, rewards=rewards).judge(np.array([1, 0]), tokens, 3)
     assert calls == [(["345", "12"], ["aa", ""], ["b", "a"])] and values.tolist() == [[1, 2], [1, 0]]
     make_task(model, [{"messages": CHAT[1:2], "answer": 1}], rewards=rewards[:1]).judge(np.array([0]), np.array([[a]]))
     assert make_task(model, [{"prompt": "1", "table": np.eye(2)}]).digest, "a field may be any object"
@@ -124,7 +134,7 @@ def outcome(task):
     a = task.model.tokenizer.encode("a")[0]
     tokens = np.array([[a, a, -1, -1], [a, -1, -1, -1], [-1] * 4], np.int32)
     states = Completion(np.zeros(3, np.int32), tokens, np.array([2, 1, 0], np.int32))
-    params = {reward.name: np.repeat(env.params[reward.name], 3) for reward in task.rewards}
+    params = {name: np.repeat(env.params[name], 3) for name in ("iteration", *env.reward_names)}
     return env.host.outcome(*jax.tree.map(lambda leaf: leaf[None], (states, params)))
 
 
@@ -170,7 +180,7 @@ def test_steps_are_paid_by_the_tokens_that_end_them(model):
     assert rewarded.any(-1).tolist() == [[0, 0, 1, 1, 1, 0], [0, 1, 0, 1, 1, 0]]
 
     states = Completion(np.zeros(2, np.int32), tokens.astype(np.int32), np.array([5, 5], np.int32))
-    weights = {"by_line": np.float32([1, 2]), "lengths": np.float32([0.1, 0.2])}
+    weights = {"by_line": np.float32([1, 2]), "lengths": np.float32([0.1, 0.2]), "iteration": np.zeros(2, int)}
     parts = language_environment(task).host.outcome(states, weights)
     assert (parts.values == values).all() and (parts.rewarded == rewarded).all()
     assert parts.weights[1].tolist() == [[2, np.float32(0.2)]] * 6
@@ -246,27 +256,36 @@ ROWS = [{"prompt": str(number), "answer": ""} for number in range(10)]
 
 
 @pytest.mark.slow
-def test_the_host_plays_and_rewards_all_prompts_in_turn(model):
-    """Of two seeds at once, of which one stops; and the same in a loop of one's own."""
+def test_the_host_plays_and_rewards_all_prompts_in_turn(model, tmp_path):
+    """Of two seeds at once, of which one stops; a file of completions; and the same in a loop of one's own."""
 
-    def seen(prompts, completions):
+    def seen(prompts, completions, iteration):
         calls.append(prompts[::2])
+        iterations.append(sorted({*iteration}))
         return lengths(completions)
 
-    calls = []
+    calls, iterations = [], []
     task = make_task(model, ROWS, rewards=(Reward("seen", seen),))
     sizes = {"num_envs": 8, "group_size": 2, "num_minibatches": 2, "num_epochs": 1}
     config = Config(environment=language_environment(task), network=model.architecture, **sizes)
     hyperparams, limits = Hyperparams(), np.array([5, 2])
-    result = run(
-        config,
-        hyperparams.replace(num_iterations=limits),
-        KEYS,
-    )
+    write = CompletionFile(tmp_path / "kept", task, 6)
+    result = run(config, hyperparams.replace(num_iterations=limits), KEYS, callback=write)
     assert [len(prompts) for prompts in calls] == [8, 8, 4, 4, 4] and result.ended_by.tolist() == ["num_iterations"] * 2
+    assert iterations == [[0], [1], [2], [3], [4]]
     trained, first = calls[:2], [prompt for prompts in calls for prompt in prompts[:4]]
     assert sorted(first[:10]) == sorted(first[10:]) == [row["prompt"] for row in ROWS] and first[:10] != first[10:]
     assert calls[0][4:] != calls[0][:4], "each seed has an order of its own"
+
+    kept = [json.loads(line) for line in (tmp_path / "kept").read_text().splitlines()]
+    assert [line["iteration"] for line in kept if line["seed"]] == [0] * 6 + [1] * 6 and len(kept) == 7 * 6
+    assert [line["prompt"] for line in kept if not line["seed"]][:12:2] == [*first[:3], *first[4:7]]
+    for one, other in zip(kept[::2], kept[1::2], strict=True):
+        assert one["rewards"] == {"seen": len(one["completion"])} and one["prompt"] == other["prompt"]
+        sign = np.sign(one["reward"] - other["reward"])
+        assert [one["advantage"], other["advantage"]] == pytest.approx([sign, -sign], abs=1e-4)
+    write(initial_progress(None, 2)._replace(iteration=1), None)
+    assert (tmp_path / "kept").read_text().count("\n") == 12, "a resumed run goes on from here"
 
     states = jax.tree.map(lambda leaf: leaf[None], begin(config, hyperparams.replace(num_iterations=5.0)))
     calls.clear()
@@ -274,7 +293,7 @@ def test_the_host_plays_and_rewards_all_prompts_in_turn(model):
     for iteration in range(2):
         states = with_choices(config, states, KEYS[:1], iteration)
         played = play(states)
-        states, metrics = learn(states, played, host_outcome(config, played))
+        states, metrics, _ = learn(states, played, host_outcome(config, played))
     assert calls == [prompts[:4] for prompts in trained] and metrics["episode/return_mean"] > 0
     refused = functools.partial(run, config, hyperparams, KEYS, evaluate=Evaluate(every=1))
     for call in (functools.partial(make_train_step, config), refused):

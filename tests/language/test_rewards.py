@@ -190,12 +190,13 @@ def test_a_reward_is_loaded_by_its_path(monkeypatch):
 
 def test_fields_are_checked_before_any_call():
     reward = Reward("exact", lambda completions, answer, scale=1.0: completions)
-    check_rewards([reward], ["answer"], "prompts.jsonl, line 1")
+    check_rewards([reward, Reward("timed", lambda iteration: [])], ["answer"], "prompts.jsonl, line 1")
     for rewards, field, message in (
         ([reward], "target", "'exact' needs 'answer', but prompts.jsonl, line 1 has only the fields target"),
         ([Reward("max", max)], "answer", "the arguments of the reward 'max' are unknown: "),
         ([reward, reward], "answer", "must differ in their names"),
         ([], "answer", "there is no reward to learn from"),
+        ([Reward("timed", lambda trainer_state: [])], "answer", "'timed' needs 'trainer_state', .* ask for iteration,"),
     ):
         with pytest.raises(ConfigError, match=message):
             check_rewards(rewards, [field], "prompts.jsonl, line 1")

@@ -139,6 +139,8 @@ class Arguments(CompletionArguments, StudyArguments):
     sample_every: CountOrNone | None = None
     """Iterations between two measurements on held-out prompts, which also print samples; 0 makes none; None: so many
     that all make at most a fifth of the completions of training, but one before and one after it."""
+    keep_completions: CountOrNone | None = 2
+    """Prompts of an iteration whose completions completions.jsonl keeps, with rewards and advantages; None: all."""
     stop_at_reward: Finite | None = None
     """Stop a seed once the mean reward of sampled completions of a measurement is at least this."""
     num_held_out: Count = 32

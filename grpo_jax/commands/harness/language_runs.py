@@ -1,7 +1,6 @@
 """Held-out prompts along a run of a language model: rewards, pass@k, samples."""
 
 import functools
-import json
 import math
 import os
 import re
@@ -24,7 +23,7 @@ from grpo_jax.language import LanguageTask
 from grpo_jax.language.rewards import text_of
 from grpo_jax.language.turns import with_answers
 from grpo_jax.recording import RunSpec, pass_at_k
-from grpo_jax.recording.files import fits, json_lines, write_json, write_text
+from grpo_jax.recording.files import add_lines, write_json
 from grpo_jax.recording.run_folder import StopSignal
 from grpo_jax.recording.trackers import log_table
 from grpo_jax.runs.progress import Chunk, Progress
@@ -135,7 +134,7 @@ class HeldOutCurves:
         iteration, steps = progress.iteration, progress.steps
         completions, answers = self._complete(progress.states)
         prompts = np.broadcast_to(self._prompts[:, None], completions.shape[:3])
-        values, rewarded = self.task.judge(prompts, completions, answers=answers)
+        values, rewarded = self.task.judge(prompts, completions, answers=answers, iteration=iteration)
         cut = self.task.is_cut(completions) | (answers[..., -1] >= 0)
         self._write_samples(iteration, completions, answers, values)
         greedy = _means(values[:, :, -1:], rewarded[:, :, -1:])
@@ -175,16 +174,14 @@ class HeldOutCurves:
 
     def _write_samples(self, iteration: int, completions: np.ndarray, answers: np.ndarray, values: np.ndarray) -> None:
         """Writes a line for each seed and prompt, in place of those of a run that a resumed one repeats."""
-        before = [line for line in json_lines(self._samples) if fits(line.get("iteration"), int)]
-        lines = [json.dumps(line) + "\n" for line in before if line["iteration"] < iteration]
-        texts = self._texts()
+        lines, texts = [], self._texts()
         for seed, prompt in np.ndindex(completions.shape[:2]):
             made, given = completions[seed, prompt], answers[seed, prompt]
             *sampled, greedy = self.task.texts(np.full(len(made), self._prompts[prompt]), made, given)
             rewards = self._by_name(values[seed, prompt])
             line = {"iteration": iteration, "seed": seed, "prompt": texts[prompt]}
-            lines.append(json.dumps({**line, "sampled": sampled, "greedy": greedy, "rewards": rewards}) + "\n")
-        write_text(self._samples, "".join(lines))
+            lines.append({**line, "sampled": sampled, "greedy": greedy, "rewards": rewards})
+        add_lines(self._samples, lines, begin=iteration)
 
     def _show(self, iteration: int, texts: list, values: np.ndarray) -> None:
         """Prints the point and some of the completions `[N]` of the first seed; W&B gets a table of all."""
