@@ -167,7 +167,9 @@ class MetricsLogger:
             self._returns = np.where(np.isfinite(returns), returns, self._returns)
         for returns in known.get(SAMPLED, ()):
             self._evaluated = np.where(np.isfinite(returns), returns, self._evaluated)
-        self._signals = _describe_signals(known, self._num_groups) if self._shows_each else ""
+        if self._shows_each:
+            took = f"{chunk.duration / len(chunk.steps):.2f} s an iteration, "
+            self._signals = _describe_signals(known, self._num_groups) + took
         self.warn(*self._watch(chunk.iteration, known))
         return known
 

@@ -159,13 +159,18 @@ def test_what_one_watches(folder, capsys):
         parts = 2 * line["reward/digits_mean"][0] + 0.5 * line["reward/sometimes_mean"][0]  # of half of them
         np.testing.assert_allclose(parts, line["episode/return_mean"][0], rtol=1e-5)
         assert 0 < line["episode/cut_fraction"][0] <= 1 and line["reward/digits_std"][0] > 0
+    for line, kept in zip(lines, np.split(np.array(written("completions.jsonl")), 2), strict=True):
+        assert {(each["iteration"], each["seed"]) for each in kept} == {(line["iteration"], 0)} and len(kept) == 8
+        assert np.mean([each["reward"] for each in kept]) == pytest.approx(line["episode/return_mean"][0], rel=1e-5)
+        assert np.mean([each["cut"] for each in kept]) == line["episode/cut_fraction"][0]
+        assert [each["rewards"]["sometimes"] for each in kept] == [1, None] * 4
     samples = written("samples.jsonl")
     assert [sample["iteration"] for sample in samples] == [0, 0, 2, 2]
     assert all("7" not in text[:-1] for sample in samples for text in [*sample["sampled"], sample["greedy"]])
     printed = capsys.readouterr().out
     assert "tokens a seed" in printed and "Rewards took " in printed
     assert printed.index("Reading prompts from") < printed.index("Loading the weights") < printed.index("compiling")
-    assert "iteration 1, reward" in printed and "iteration 2, reward" in printed and "tokens/s" in printed
+    assert "iteration 1, reward" in printed and "iteration 2, reward" in printed and " s an iteration, " in printed
     assert "steps" not in printed and "groups with a difference: " in printed and "tiny with prompts.jsonl" in printed
     summary, last = written("summary.json"), written("held_out.json")[-1]["rewards"]
     final = [pytest.approx(2 * last["digits"][0] + last["sometimes"][0])]
