@@ -58,7 +58,7 @@ def test_rewards_see_what_the_file_holds_and_the_limit_of_completions(model):
 
     calls, a, rewards = [], model.tokenizer.encode("a")[0], (Reward("seen", seen), Reward("lengths", lengths, 0.5))
     tokens = np.array([[a, a, END, -1], [END, -1, -1, -1]])
-    values, _ = make_task(model, rewards=rewards).judge(np.array([1, 0]), tokens, 3)
+    values, _ = make_task(model, rewards=rewards).judge(np.array([1, 0]), tokens, iteration=3)
     assert calls == [(["345", "12"], ["aa", ""], ["b", "a"])] and values.tolist() == [[1, 2], [1, 0]]
     make_task(model, [{"messages": CHAT[1:2], "answer": 1}], rewards=rewards[:1]).judge(np.array([0]), np.array([[a]]))
     assert make_task(model, [{"prompt": "1", "table": np.eye(2)}]).digest, "a field may be any object"
