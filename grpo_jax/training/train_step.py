@@ -25,7 +25,6 @@ from grpo_jax.updates.lengths import first_steps
 from grpo_jax.updates.optimizers import make_flattening, make_optimizer
 from grpo_jax.updates.schedules import scheduled_rate
 
-
 ADVANTAGE = "advantage/by_environment"
 """The mean over the steps of each environment, `missing()` where nothing is learnt from them."""
 

@@ -293,7 +293,7 @@ def test_the_host_plays_and_rewards_all_prompts_in_turn(model, tmp_path):
     for iteration in range(2):
         states = with_choices(config, states, KEYS[:1], iteration)
         played = play(states)
-        states, metrics, _ = learn(states, played, host_outcome(config, played))
+        states, metrics = learn(states, played, host_outcome(config, played))
     assert calls == [prompts[:4] for prompts in trained] and metrics["episode/return_mean"] > 0
     refused = functools.partial(run, config, hyperparams, KEYS, evaluate=Evaluate(every=1))
     for call in (functools.partial(make_train_step, config), refused):
