@@ -54,7 +54,7 @@ class CompletionFile:
                 "rewards": [dict(zip(names, row, strict=True)) for row in values[kept].tolist()],
                 "reward": totals[kept].tolist(),
                 "advantage": advantage[kept].tolist(),
-                "cut": (self._task.is_cut(tokens) | (answers[:, -1] != PAD)).tolist(),
+                "cut": (self._task.is_cut(tokens) | (answers[:, -1] >= 0)).tolist(),
             }
             for row in zip(*columns.values(), strict=True):
                 yield {"iteration": chunk.iteration, "seed": seed, **dict(zip(columns, row, strict=True))}
