@@ -135,8 +135,8 @@ def calculator() -> Task:
         result = a * b + c if is_sum else a * b - c
         rows.append(_chat(examples, f"What is {a} * {b} {'-+'[is_sum]} {c}?", answer=str(result)))
     flags = f"{REWARD}exact --respond experiments.harness.pretrained_tasks:calculate --max-turns 3 --max-completion 40"
-    sizes = "--num-prompts 4 --num-samples 2 --num-held-out 24 --sample-every 10 --learning-rate 5e-4"
-    return Task(rows[:240], rows[240:], 10, f"{flags} {sizes}")
+    sizes = "--num-prompts 4 --num-samples 2 --num-held-out 24 --sample-every 8 --learning-rate 5e-4"
+    return Task(rows[:240], rows[240:], 8, f"{flags} {sizes}")
 
 
 TASKS = {"sentiment": sentiment, "rule": rule, "larger": larger, "sentence": sentence, "calculator": calculator}

@@ -21,7 +21,9 @@ ADVICE = "let it return the text of an answer, a message such as {'role': 'tool'
 
 
 def check_turns(task: Any) -> None:
-    """Raises ConfigError for prompts that have no turns, and warns of a template that changes earlier turns."""
+    """Raises ConfigError for what cannot be answered, and warns of a template that changes earlier turns."""
+    if not callable(task.respond):
+        raise ConfigError(f"respond={task.respond!r:.200} is no function; write def respond(messages): return None")
     for prompt, source in zip(task.all_prompts.contents, task.all_prompts.sources, strict=True):
         if isinstance(prompt, str) or prompt[-1]["role"] == "assistant":
             raise ConfigError(f"{source}: respond needs chats that end with a message of the user, not {prompt!r:.200}")
