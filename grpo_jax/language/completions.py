@@ -31,29 +31,25 @@ class CompletionFile:
 
     def __call__(self, progress: Progress, chunk: Chunk | None) -> None:
         """Adds the completions of an iteration; before the first one, removes those that a resumed run makes again."""
-        if self._count == 0:
-            return
-        if chunk is None:
-            add_lines(self._path, (), begin=progress.iteration)
-        elif chunk.scored is not None:
-            add_lines(self._path, self._lines(chunk))
+        if self._count != 0:
+            begin, lines = (progress.iteration, ()) if chunk is None else (None, self._lines(chunk))
+            add_lines(self._path, lines, begin=begin)
 
     def _lines(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
         states, params, (values, weights, rewarded), advantage = chunk.scored
         if values.ndim == 4:  # of steps
             values, weights, rewarded = values.sum(2), weights[:, :, 0], rewarded.any(2)
-        totals, values = (values * weights).sum(-1), np.where(rewarded, values, np.nan)
         names = [reward.name for reward in self._task.rewards]
         for seed in np.flatnonzero(chunk.metrics["environment/steps"][-1]).tolist():
             kept = np.s_[seed, : self._count]
             prompt, tokens = states.problem[kept], states.tokens[kept]
             answers = params.get("answers", np.full(states.tokens.shape, PAD))[kept]
+            rewards = [dict(zip(names, row, strict=True)) for row in np.where(rewarded, values, np.nan)[kept].tolist()]
             columns = {
                 "prompt": [text_of(self._task.all_prompts.contents[index]) for index in prompt],
                 "completion": self._task.texts(prompt, tokens, answers),
-                "rewards": [dict(zip(names, row, strict=True)) for row in values[kept].tolist()],
-                "reward": totals[kept].tolist(),
-                "advantage": advantage[kept].tolist(),
+                **{"rewards": rewards, "reward": (values * weights).sum(-1)[kept].tolist()},
+                "advantage": np.where(np.isfinite(advantage), advantage, np.nan)[kept].tolist(),
                 "cut": (self._task.is_cut(tokens) | (answers[:, -1] >= 0)).tolist(),
             }
             for row in zip(*columns.values(), strict=True):

@@ -23,8 +23,7 @@ def language_environment(task: LanguageTask) -> Environment:
     stop string in its text.
 
     Its traced parameters are the prompt of each group, `prompt`, its index, and `prompt_tokens`, which the host chooses
-    before each iteration, all prompts before any comes again; `iteration`, how many were made before; and the weight of
-    each reward, by the reward's name.
+    before each iteration, all prompts before any comes again, `iteration`, and the weight of each reward, by its name.
 
     Rewards are known when the completions of an iteration have ended, and the host gives them too. So the compiled
     programs hold no prompt, and serve all of the same length. With `respond` there are also `answers`: see `turns`.
@@ -70,8 +69,7 @@ def language_environment(task: LanguageTask) -> Environment:
         reset=reset,
         step=step,
         params={
-            **dict.fromkeys(("prompt", "iteration"), np.int32(0)),
-            "prompt_tokens": np.zeros(task.tokens.shape[1:], np.int32),
+            **{"iteration": np.int32(0), "prompt": np.int32(0), "prompt_tokens": np.zeros_like(task.tokens[0])},
             **({"answers": np.full(task.max_completion, PAD, np.int32)} if has_turns else {}),
             **{reward.name: np.float32(reward.weight) for reward in task.rewards},
         },

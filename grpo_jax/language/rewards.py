@@ -102,8 +102,7 @@ def check_rewards(rewards: Sequence[Reward], fields: Sequence[str], source: str)
             variadic = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
             if parameter.default is parameter.empty and not variadic and name not in {*RESERVED, *fields}:
                 has = f"{source} has only the fields {', '.join(fields) or '(none)'}"
-                advice = f"{nearest(name, [*RESERVED, *fields])} Or add it there, or give a default"
-                advice = OF_TRL.get(name, advice)
+                advice = OF_TRL.get(name, f"{nearest(name, [*RESERVED, *fields])} Or add it there, or give a default")
                 raise ConfigError(f"the reward {reward.name!r} needs {name!r}, but {has}: {advice}")
 
 
@@ -116,8 +115,7 @@ def call_rewards(rewards: Sequence[Reward], arguments: Mapping[str, Sequence]) -
     Args:
       rewards: one or more.
       arguments: `[N]` each: `prompts` and `completions`, texts or lists of messages as the prompts are,
-        `completion_ids`, their tokens, `max_completion`, their limit, `iteration`, how many were made before, and the
-        fields of the prompts.
+        `completion_ids`, their tokens, `max_completion`, `iteration`, and the fields of the prompts.
     """
     arguments = {name: list(values) for name, values in arguments.items()}
     texts, results = [text_of(completion) for completion in arguments["completions"]], []

@@ -5,6 +5,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -104,13 +105,7 @@ class LanguageTask:
         return [self.model.tokenizer.decode(row, before) for row, before in rows]
 
     def judge(
-        self,
-        prompt: np.ndarray,
-        tokens: np.ndarray,
-        *,
-        steps: bool = False,
-        answers: np.ndarray | None = None,
-        iteration: np.ndarray | int = 0,
+        self, prompt: np.ndarray, tokens: np.ndarray, *, steps: bool = False, answers: Any = None, iteration: Any = 0
     ) -> tuple[np.ndarray, np.ndarray]:
         """The value of each reward, float32 `[..., K]`, 0 if it does not apply, and whether it does, bool.
 

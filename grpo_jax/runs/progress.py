@@ -16,12 +16,12 @@ from grpo_jax.types import Metrics, PyTree, RewardParts, TrainState, first_diffe
 
 
 class Scored(NamedTuple):
-    """What the host has scored of an iteration, of an environment with a host side, `B` environments in each row."""
+    """What the host has scored of an iteration, each leaf `[R, B, ...]`."""
 
-    states: PyTree  # of the environments after it, each leaf [R, B, ...]
-    params: dict[str, np.ndarray]  # of the environments, each [R, B, ...]
-    outcome: RewardParts  # each [R, B, K], or [R, B, max_steps, K]
-    advantage: np.ndarray | None = None  # [R, B]: the mean over steps, NaN where nothing is learnt; with all groups
+    states: PyTree  # of the environments, after their last steps
+    params: PyTree  # of the environments
+    outcome: RewardParts
+    advantage: np.ndarray  # the mean over the steps of an environment, not finite where nothing is learnt from them
 
 
 class Chunk(NamedTuple):
@@ -85,14 +85,12 @@ def to_host(metrics: Metrics, before: Progress, started: float) -> Chunk:
     made = np.asarray(metrics["environment/steps"])[:num_rows].T.astype(np.int64)
     num_made = np.flatnonzero(made.any(axis=1))[-1] + 1
 
+    def known(metric):
+        metric = np.asarray(metric)[:num_rows, :num_made].T
+        return np.where(metric == missing(), np.float32(np.nan), metric) if metric.dtype.kind == "f" else metric
+
     steps, seconds = before.steps + np.cumsum(made[:num_made], axis=0), time.perf_counter() - started
-    found = {name: known(np.asarray(metric)[:num_rows, :num_made].T) for name, metric in metrics.items()}
-    return Chunk(found, steps, before.iteration, seconds)
-
-
-def known(values: np.ndarray) -> np.ndarray:
-    """The values with NaN in place of `missing()`."""
-    return np.where(values == missing(), np.float32(np.nan), values) if values.dtype.kind == "f" else values
+    return Chunk({name: known(metric) for name, metric in metrics.items()}, steps, before.iteration, seconds)
 
 
 def without_padding(progress: Progress) -> Progress:

@@ -31,7 +31,6 @@ from grpo_jax.runs.progress import (
     Scored,
     apply_callback,
     initial_progress,
-    known,
     to_host,
     with_ends,
     with_evaluation,
@@ -231,9 +230,7 @@ class Rows:
         states, limits = with_choices(self.config, progress.states, keys, progress.iteration), given[1]
         play = functools.partial(finished, program, num_devices=self.mesh.size)
         played = played_with_host(self.config, play, states, limits)
-        outcome, end = host_outcome(self.config, played, rows[goes_on]), played.rollout
-        given = states, limits, played, outcome
-        scored = Scored(*jax.tree.map(np.asarray, (end.environment, end.environment_params)), outcome)
+        given = states, limits, played, host_outcome(self.config, played, rows[goes_on])
         # The update reads little more than the longest episode, and is compiled for a length when that comes first.
         length, started = steps_to_learn(played), time.perf_counter()
         learn = functools.partial(budgeted_learn, length=length)
@@ -241,9 +238,8 @@ class Rows:
         seconds = time.perf_counter() - started
         self._compile_seconds, self._started = self._compile_seconds + seconds, self._started + seconds
         states, metrics = finished(update, *given, num_devices=self.mesh.size)
-        if ADVANTAGE in metrics:
-            scored = scored._replace(advantage=known(np.asarray(metrics.pop(ADVANTAGE)))[:, 0])
-        return states, metrics, scored
+        scored = played.rollout.environment, played.rollout.environment_params, given[-1], metrics.pop(ADVANTAGE)[:, 0]
+        return states, metrics, Scored(*jax.tree.map(np.asarray, scored))
 
     def train(self, progress: Progress) -> tuple[Progress, list[Chunk]]:
         """Runs chunks until all rows have ended; returns the final progress, and the chunks."""

@@ -10,7 +10,7 @@ from grpo_jax.config import Config, behaviour_policy, kept_with
 from grpo_jax.environments import EnvParams, group_parameters
 from grpo_jax.errors import ConfigError
 from grpo_jax.hyperparams import Hyperparams, completed
-from grpo_jax.objectives.reductions import mean_or_missing
+from grpo_jax.objectives.reductions import mean_or_missing, missing
 from grpo_jax.policies import Policy, partition
 from grpo_jax.policies.normalization import initial_normalizer, merge_rollout
 from grpo_jax.rollouts.collect import collect, kept_groups
@@ -74,7 +74,7 @@ def make_learn(config: Config, length: int | None = None) -> Callable[..., tuple
 
     `outcome` are the rewards that the host side of an environment gives for `played`: see `HostSide`. The networks read
     only the first `length` steps; no later one may be valid. Up to rounding, results do not depend on it. None: all.
-    With an outcome the metrics have `ADVANTAGE`, `[B]`.
+    With an outcome the metrics have `ADVANTAGE`, `[B]`, unless groups are left out.
     """
 
     def learn(state: TrainState, played: Played, outcome: RewardParts | None = None) -> tuple[TrainState, Metrics]:
@@ -111,9 +111,10 @@ def make_learn(config: Config, length: int | None = None) -> Callable[..., tuple
         )
         state, metrics = _adapt(config, policy, state, metrics)
         metrics |= own_metrics(config, trajectory, batch, hyperparams, metrics)
-        if outcome is not None and config.num_kept_groups is None:
-            advantage, mask = (each.reshape(trajectory.valid.shape) for each in (batch.advantage, batch.mask))
-            metrics[ADVANTAGE] = mean_or_missing(advantage, mask, axis=0)
+        if outcome is not None:
+            advantage, mask = (each.reshape(len(trajectory.valid), -1) for each in (batch.advantage, batch.mask))
+            means = mean_or_missing(advantage, mask, axis=0)
+            metrics[ADVANTAGE] = means if config.num_kept_groups is None else jnp.full(config.num_envs, missing())
         return state, metrics
 
     return kept_with(config, ("learn", length), lambda: jax.jit(learn, inline=True))
