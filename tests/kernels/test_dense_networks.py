@@ -1,14 +1,18 @@
 """The kernels of dense networks, interpreted on a CPU, against NumPy in float64."""
 
 import contextlib
+import dataclasses
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from grpo_jax import Config, Hyperparams, make_init, make_train_step
+from grpo_jax.devices.execution_plan import GPU, HOPPER
 from grpo_jax.errors import ConfigError
 from grpo_jax.kernels import dense_networks, unserved
+from grpo_jax.policies import MLP, hopper
 
 needs_mosaic = pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="needs jax 0.11")
 ROOT = np.sqrt(2 / np.pi)
@@ -148,6 +152,28 @@ def test_rows_of_vmap_with_nan_in_one_large_observations_and_nothing_to_learn_in
     assert_near([x[others] for x in nan[0]], [x[others] for x in in_float64(*rows[1], "tanh")[0]])
     assert all(np.isnan(kernel).all() for layers in nan[1] for kernel, _ in layers)
     assert all((leaf == 0).all() for leaf in jax.tree.leaves(idle[1]))
+
+
+@needs_mosaic
+@pytest.mark.slow
+def test_a_grpo_step_on_a_grid_of_rates_with_donation_is_that_of_xla(interpreted, monkeypatch):
+    """Returns of Pendulum differ within groups, so that gradients are not 0."""
+    monkeypatch.setattr(hopper, "PLATFORMS", ())
+    fields = {"num_envs": 4, "group_size": 2, "num_epochs": 1, "num_minibatches": 1, "network": MLP((16,))}
+    fields |= {"env_params": {"max_steps_in_episode": 3}, "optimizer": "sgd"}
+    rates, moves = jnp.array([1.0, 0.1, 0.0], jnp.float32), {}
+    for plan in (GPU, HOPPER):
+        plan = dataclasses.replace(plan, steps_per_loop=1)
+        config = Config("Pendulum-v1", algorithm="grpo", **fields, execution_plan=plan)
+        init = jax.vmap(lambda rate: make_init(config)(jax.random.key(0), Hyperparams(learning_rate=rate)))  # noqa: B023
+        states = jax.jit(init)(rates)
+        before = jax.tree.map(np.array, states.params)
+        after = jax.jit(jax.vmap(make_train_step(config)), donate_argnums=0)(states)[0].params
+        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(states.params))
+        moves[plan.hopper_kernels] = jax.tree.map(lambda new, old: np.asarray(new) - old, after, before)
+    for by_kernel, by_xla in zip(*map(jax.tree.leaves, (moves[True], moves[False])), strict=True):
+        assert by_xla[0].any() and not by_kernel[2].any()
+        assert_near((by_kernel[0], by_kernel[1]), (by_xla[0], by_xla[1]), 5e-3)
 
 
 @needs_mosaic
