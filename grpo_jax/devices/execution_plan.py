@@ -11,11 +11,13 @@ What XLA chooses while it compiles for a platform, or what holds on all of them:
 |---|---|
 | `devices/mesh.py`, `over_rows` | rows one after another (`lax.map`) on a CPU, all at once (`vmap`) elsewhere |
 | `policies/dense.py`, `product` | a kernel's gradient has its smaller operand transposed on a CPU, behind barriers |
+| `policies/distributions.py` | few actions are sampled without reductions, but not on a CPU |
 | `policies/hopper.py` | on the plan "hopper": the kernel for CUDA, XLA's products for other platforms |
 | `objectives/returns.py` | the loop over returns is unrolled, but not on a CPU |
 | `objectives/reductions.py` | the sums of a loss and its metrics are one pass, but not on a CPU |
 | `updates/loss.py`, `updates/minibatches.py` | barriers, without which XLA computes a gather or a loss several times |
 | `updates/optimizers.py` | small parameters are one vector for the optimiser: less to compile |
+| `updates/epochs.py` | on the plan "hopper" the loop over updates carries that vector |
 | `rollouts/resets.py`, `updates/epochs.py` | environments that are split over devices: no branch, one gather |
 """
 

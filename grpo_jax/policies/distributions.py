@@ -98,8 +98,7 @@ def make_distribution(space: ActionSpace, action_distribution: str | Callable = 
     raise ConfigError(f"unknown action space {space}; use Discrete, MultiDiscrete or Box")
 
 
-MOST_COLUMNS = 8
-"""The most actions that an accelerator samples from one by one: reductions would be kernels of their own on a GPU."""
+MOST_COLUMNS = 8  # actions that an accelerator takes one by one: reductions are kernels of their own on a GPU
 
 
 def _inverse_cdf(logits: jax.Array, uniform: jax.Array) -> jax.Array:
