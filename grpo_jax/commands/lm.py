@@ -30,6 +30,8 @@ from grpo_jax.training.checks import changed
 
 SMALL_VOCABULARY = 4096
 """The most tokens for which all logits of an iteration are computed at once, and divergences exactly."""
+MAX_LOGITS = 2**25
+"""The most logits that an update computes at once for larger vocabularies: 128 MiB, thrice that with their gradient."""
 
 
 def make_task(arguments: Arguments) -> LanguageTask:
@@ -90,7 +92,7 @@ def make_plan(arguments: Arguments, task: LanguageTask) -> RunSpec:
         **given("optimizer", "schedule"),
         truncate_sampling=arguments.hyperparams.truncates,
         network=architecture,
-        logits_chunk=256 if task.model.vocab_size > SMALL_VOCABULARY else None,
+        logits_chunk=MAX_LOGITS // task.model.vocab_size if task.model.vocab_size > SMALL_VOCABULARY else None,
         execution_plan=stopping_plan(),
     )
     hyperparams = arguments.hyperparams

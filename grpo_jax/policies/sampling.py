@@ -152,8 +152,8 @@ def score(
       action_mask: `[S, N, num_actions]` bool, or its bits: the actions that might be sampled (see `mask_actions`).
     """
     (num_steps, num_sequences), family = features.shape[:2], policy.distribution
-    length = min(num_steps, max(1, policy.logits_chunk // num_sequences))
-    num_chunks = -(-num_steps // length)
+    num_chunks = -(-num_steps // max(1, policy.logits_chunk // num_sequences))
+    length = -(-num_steps // num_chunks)  # all about as long, so that few steps are padding
 
     def chunks(leaf):
         padding = [(0, num_chunks * length - num_steps)] + [(0, 0)] * (leaf.ndim - 1)
