@@ -21,7 +21,7 @@ COMPLETIONS = np.array(
         [[[5, 5, 5], [5, -1, -1], [4, -1, -1]], [[5, 1, -1], [4, -1, -1], [4, 2, -1]]],
     ]
 )
-SETTINGS = {"num_held_out": 2, "num_samples": 2, "sample_every": 2, "correct_at": 1.0}
+SETTINGS = {"num_held_out": 2, "num_samples": 2, "sample_every": 2, "correct_at": 1.0, "keep_completions": 0}
 
 
 def judge(_, completions, answers, iteration):

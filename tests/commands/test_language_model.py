@@ -114,6 +114,7 @@ def test_a_reward_that_fails_loses_nothing(folder, capsys):
     train(f"{flags} --resume")
     iterations = [line["iteration"] for line in written("metrics.jsonl")]
     assert iterations == list(range(20))
+    assert [line["iteration"] for line in written("completions.jsonl")] == np.repeat(iterations, 16).tolist()
     points = written("held_out.json")
     assert [point["iteration"] for point in points] == [0, 5, 10, 15, 20]
 

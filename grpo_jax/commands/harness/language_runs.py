@@ -19,7 +19,7 @@ from grpo_jax.commands.harness.held_out_points import advise, before_and_after, 
 from grpo_jax.config import behaviour_policy, kept_with
 from grpo_jax.environments.tokens import PAD
 from grpo_jax.evaluation.generation import Sampling, generate
-from grpo_jax.language import LanguageTask
+from grpo_jax.language import CompletionFile, LanguageTask
 from grpo_jax.language.rewards import text_of
 from grpo_jax.language.turns import with_answers
 from grpo_jax.recording import RunSpec, pass_at_k
@@ -49,7 +49,8 @@ class HeldOutCurves:
     """Measures mean rewards and pass@k on held-out prompts before, during and after a run, and prints samples.
 
     The prompts are a random choice of the held-out ones, the same in every run. Means are written to held_out.json, all
-    completions to samples.jsonl; a resumed run continues both. A seed stops once it reaches the `stop_at_reward`.
+    completions to samples.jsonl, those of training to completions.jsonl; a resumed run continues them. A seed stops once
+    it reaches the `stop_at_reward`.
 
     Args:
       task, plan: of the run.
@@ -77,12 +78,15 @@ class HeldOutCurves:
         held_out = np.arange(task.num_training, len(task.tokens))
         self._prompts = np.random.default_rng(0).permutation(held_out)[: arguments.num_held_out]
         self._every = measurement_interval(arguments, plan.hyperparams.num_iterations, len(self._prompts))
+        count = arguments.keep_completions and arguments.keep_completions * plan.config.group_size
+        self._completions = CompletionFile(folder / "completions.jsonl", task, count)
         self._verdict, self.states = None, None
         self._names = [reward.name for reward in task.rewards]
 
     def __call__(self, progress: Progress, chunk: Chunk | None) -> Progress | None:
         """Adds a point if it is time for one; the callback of `Study.train`."""
         self.states = progress.states
+        self._completions(progress, chunk)
         if self._received and not self.arguments.recording.checkpoint_every:
             raise StopSignal(self._received[0], self.folder)
         iteration, every = progress.iteration, self._every

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from grpo_jax import Config, TrainState
 from grpo_jax.commands.harness.language_runs import HeldOutCurves, measured_on
 from grpo_jax.commands.harness.study import CommandStudy
-from grpo_jax.language import CompletionFile, LanguageTask, RewardError, load_params, save_adapter, save_trained
+from grpo_jax.language import LanguageTask, RewardError, load_params, save_adapter, save_trained
 from grpo_jax.language.folder import find_model, read_fields
 from grpo_jax.policies import add_lora
 from grpo_jax.recording import RunSpec
@@ -52,13 +52,7 @@ def train(arguments: Any, task: LanguageTask, starts: Sequence[Path], plan: RunS
 
 def _train(study: CommandStudy, curves: HeldOutCurves, starts: Sequence[Path]) -> TrainState:
     """The trained states of a run, which is added to the study."""
-    plan, keys, kept = curves.plan, curves.arguments.evaluation_keys, curves.arguments.keep_completions
-    count = kept and kept * plan.config.group_size
-    completions = CompletionFile(study.out / "completions.jsonl", curves.task, count)
-
-    def callback(progress, chunk):
-        completions(progress, chunk)
-        return curves(progress, chunk)
+    plan, keys = curves.plan, curves.arguments.evaluation_keys
 
     def params():
         loaded = {folder: load_params(folder)["actor"] for folder in {*starts}}
@@ -66,7 +60,7 @@ def _train(study: CommandStudy, curves: HeldOutCurves, starts: Sequence[Path]) -
         return params_from_warm_start(plan.config, actors, plan.keys)
 
     try:
-        run = study.train(plan, keys, params=params, callback=callback)
+        run = study.train(plan, keys, params=params, callback=curves)
     except StopSignal:
         save_models(curves, curves.states.params, starts)
         raise
