@@ -49,8 +49,8 @@ class HeldOutCurves:
     """Measures mean rewards and pass@k on held-out prompts before, during and after a run, and prints samples.
 
     The prompts are a random choice of the held-out ones, the same in every run. Means are written to held_out.json, all
-    completions to samples.jsonl, those of training to completions.jsonl; a resumed run continues them. A seed stops once
-    it reaches the `stop_at_reward`.
+    completions to samples.jsonl, those of training to completions.jsonl; a resumed run continues them. A seed stops
+    once it reaches the `stop_at_reward`.
 
     Args:
       task, plan: of the run.
