@@ -15,6 +15,9 @@ compiling = threading.Event()
 """Set while a run of this process alone has begun, but trains nothing yet: Ctrl-C may end it at once."""
 
 
+_SHORTEST = "jax_persistent_cache_min_compile_time_secs"
+
+
 def cache_folder() -> Path:
     """`~/.cache/grpo_jax/xla/<type of CPU>`: a program compiled for one type of CPU may not run on another."""
     info = Path("/proc/cpuinfo")
@@ -40,18 +43,21 @@ def keep_programs() -> bool:
     except (OSError, RuntimeError):  # there may be no home at all
         return False
     jax.config.update("jax_compilation_cache_dir", str(cache_folder()))
+    jax.config.update(_SHORTEST, 0.0)  # a start has a hundred programs of less than JAX's second
     return True
 
 
 @contextlib.contextmanager
 def kept_programs(enabled: bool = True) -> Iterator[None]:
     """In the block, programs are kept as `keep_programs` says; after it, JAX's settings are what they were."""
+    shortest = getattr(jax.config, _SHORTEST)
     changed = enabled and keep_programs()
     try:
         yield
     finally:
         if changed:
             jax.config.update("jax_compilation_cache_dir", None)
+            jax.config.update(_SHORTEST, shortest)
             reset_cache()  # else JAX goes on with the folder, also where the user then sets another
 
 

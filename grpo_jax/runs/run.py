@@ -185,6 +185,7 @@ class Rows:
         given = self.hyperparams, self.keys, self.env_params, params, self.normalizer
         self._types = jax.tree.structure(given), tuple(map(jax.typeof, jax.tree.leaves(given)))
         init = functools.partial(initial_states, self.config, mesh=self.mesh)
+        init = self._kept("begin", functools.partial(jax.jit, init, inline=True))  # traced once for both uses
         self._layout = self._kept("layout", lambda: state_shardings(self.mesh, jax.eval_shape(init, *given)))
         self._after = self._layout, replicated(self.mesh)
         if resume_from is not None:

@@ -107,11 +107,9 @@ def _try_on_shapes(config: Config, structure: Any) -> Metrics:
     check_schedule(config.schedule)
     if is_custom(config.action_distribution) or config.has_custom_network:
         _check_distribution(config)
-    hyperparams = _scalars(structure)
     try:
         with jax.disable_jit(False):  # which would trace every step of a loop
-            begin = functools.partial(initial_state, config)
-            state = jax.eval_shape(begin, jax.eval_shape(jax.random.key, 0), hyperparams)
+            state = _begun(config, structure).out_info
             after, metrics = jax.eval_shape(functools.partial(_step, config), state)
     except ConfigError:
         raise
@@ -127,15 +125,18 @@ def _try_on_shapes(config: Config, structure: Any) -> Metrics:
     return metrics
 
 
+def _begun(config: Config, structure: Any) -> jax.stages.Traced:
+    """The trace of what makes the state before the first iteration."""
+    begin, key = jax.jit(functools.partial(initial_state, config)), jax.eval_shape(jax.random.key, 0)
+    hyperparams = structure.unflatten([jax.ShapeDtypeStruct((), jnp.float32)] * structure.num_leaves)
+    return kept_with(config, ("begun", structure, jax.config.jax_enable_x64), lambda: begin.trace(key, hyperparams))
+
+
 def _step(config: Config, state: TrainState) -> tuple[TrainState, Metrics]:
     """A train step; the outcome of a host side is 0."""
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), outcome_shapes(config.env, config.num_envs))
     length = None if config.env.host is None else rounded_length(1, config.window_steps)  # compiled most often
     return make_learn(config, length)(state, make_play(config)(state), zeros)
-
-
-def _scalars(structure: Any) -> Hyperparams:
-    return structure.unflatten([jax.ShapeDtypeStruct((), jnp.float32)] * structure.num_leaves)
 
 
 def check_read(*runs: tuple[Config, Hyperparams]) -> None:
@@ -177,12 +178,11 @@ def unread_fields(config: Config, hyperparams: Hyperparams, names: Iterable[str]
 
 def _read_fields(config: Config, structure: Any) -> set[str]:
     """The hyperparameters that the metrics and the state after an iteration depend on."""
-    begin = functools.partial(initial_state, config)
     with jax.disable_jit(False):
-        given = jax.eval_shape(jax.random.key, 0), _scalars(structure)
-        init, state = jax.make_jaxpr(begin, return_shape=True)(*given)
+        begin = _begun(config, structure)
+        state = begin.out_info
         step = jax.jit(functools.partial(_step, config)).trace(state)
-    init, program = init.jaxpr, step.jaxpr.jaxpr
+    init, program = begin.jaxpr.jaxpr, step.jaxpr.jaxpr
     begun, before = (jax.tree.unflatten(jax.tree.structure(state), each) for each in (init.outvars, program.invars))
     after, metrics = jax.tree.unflatten(jax.tree.structure(step.out_info), program.outvars)
     live = _live(program, (after.replace(hyperparams=None), metrics))

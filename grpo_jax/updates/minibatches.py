@@ -1,5 +1,6 @@
 """Minibatches, and the gradient of one, accumulated over parts of it."""
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -115,6 +116,7 @@ def make_gradient(
     num_blocks, sharing = config.shuffle_blocks, config.members_per_carry
     batch = jax.lax.stop_gradient(batch.replace(advantage=None, mask=None, weight=None))
 
+    @functools.partial(jax.jit, inline=True)  # traced once for its shapes and for the loop over parts
     def part(params, minibatch):
         advantage, mask, weight = (leaf.reshape(leaf.shape[0], -1) for leaf in minibatch[1:4])
         samples = _take(batch.replace(carry=None), minibatch.indices)

@@ -4,7 +4,9 @@ import dataclasses
 import io
 import json
 import operator
+import os
 import signal
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -25,6 +27,7 @@ from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.errors import ConfigError
 from grpo_jax.language import RewardError, load_model, load_params, make_tiny_model, save_trained
 
+REPOSITORY = Path(__file__).parents[2]
 JUDGE = types.SimpleNamespace()
 """Gives so many `answers`, and then fails."""
 
@@ -98,6 +101,32 @@ def test_a_model_is_trained_and_saved(folder):
     assert before < 0.25 and after > 0.5
     assert set(points[0]["pass_at_k"]) == {"1", "2", "4", "8"}
     assert has_learnt()
+
+
+COUNTING = """
+import json, sys, jax
+from grpo_jax.commands import lm
+counts = {}
+jax.monitoring.register_event_listener(lambda event, **_: counts.update({event: counts.get(event, 0) + 1}))
+lm.main(lm.parse(sys.argv[1:]))
+print(json.dumps({event.split("/")[-1]: count for event, count in counts.items() if "compilation_cache" in event}))
+"""
+
+
+@pytest.mark.slow
+def test_a_second_start_compiles_nothing(folder):
+    """Each is a process of its own; rewards in Python and prompts are in no program."""
+    make_tiny()
+    (folder / "rewards.py").write_text("def lengths(completions): return [len(text) for text in completions]")
+    flags = "--model tiny --prompts prompts.jsonl --reward rewards:lengths --max-completion 6 --num-iterations 2"
+    environment = os.environ | {"XDG_CACHE_HOME": str(folder / "cache"), "PYTHONPATH": f"{folder}:{REPOSITORY}"}
+    for number in range(2):
+        command = [sys.executable, "-c", COUNTING, *flags.split(), "--out", f"out{number}"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        counts = json.loads(done.stdout.splitlines()[-1])
+    assert counts["cache_hits"] == counts["compile_requests_use_cache"] > 20, counts
+    first, second = (load_params(f"{out}/model")["actor"]["embedding"] for out in ("out0", "out1"))
+    np.testing.assert_array_equal(first, second)
 
 
 @pytest.mark.slow
