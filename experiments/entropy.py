@@ -13,9 +13,8 @@ from grpo_jax.commands.harness.limits import Seed, Seeds, Steps
 from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.hyperparams import completed
 from grpo_jax.objectives import EntropyHyperparams, adaptive_entropy_coefficient, with_hyperparams
-from grpo_jax.recording import learning_curve
 from grpo_jax.recording.figures import draw_curves
-from grpo_jax.recording.statistics import describe_estimate, estimate
+from grpo_jax.recording.statistics import describe_estimate, estimate, learning_curve
 from grpo_jax.sweeps.runs import run_keys
 
 from .harness.summaries import TABLE, write_markdown

@@ -13,8 +13,9 @@ from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.commands.harness.study import CommandStudy, StudyArguments
 from grpo_jax.environments import tokens
 from grpo_jax.policies import Transformer
-from grpo_jax.recording import RunSpec, learning_curve
 from grpo_jax.recording.figures import SOLVED_AT, draw_curve, panels, plot_settings
+from grpo_jax.recording.statistics import learning_curve
+from grpo_jax.runs.run_spec import RunSpec
 from grpo_jax.sweeps.runs import Run
 
 CART_POLE = "CartPole-v1"

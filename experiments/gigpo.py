@@ -18,9 +18,8 @@ from grpo_jax.commands.harness.command import command, make_console
 from grpo_jax.commands.harness.limits import Seed, Seeds, Share
 from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.policies import Transformer
-from grpo_jax.recording import Curve, learning_curve
 from grpo_jax.recording.figures import draw_curve, panels
-from grpo_jax.recording.statistics import describe_estimate, estimate
+from grpo_jax.recording.statistics import Curve, describe_estimate, estimate, learning_curve
 from grpo_jax.sweeps.runs import run_keys, score_summary
 
 from .harness.summaries import TABLE, chosen, read_results, write_results

@@ -7,7 +7,7 @@ from grpo_jax.commands.harness.command import command
 from grpo_jax.commands.harness.limits import Steps
 from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.commands.harness.study import CommandStudy, StudyArguments
-from grpo_jax.recording import RunSpec
+from grpo_jax.runs.run_spec import RunSpec
 
 
 @dataclasses.dataclass

@@ -11,7 +11,7 @@ from grpo_jax.commands.harness.command import command
 from grpo_jax.commands.harness.limits import Seeds, Steps
 from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.commands.harness.study import CommandStudy, StudyArguments
-from grpo_jax.recording import RunSpec
+from grpo_jax.runs.run_spec import RunSpec
 from grpo_jax.sweeps.runs import sampled_return
 
 from .harness.summaries import chosen

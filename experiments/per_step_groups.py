@@ -24,8 +24,8 @@ from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.groups import FRESH
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives import group_normalized, returns_to_go
-from grpo_jax.recording import Curve, learning_curve
 from grpo_jax.recording.figures import draw_curves
+from grpo_jax.recording.statistics import Curve, learning_curve
 from grpo_jax.sweeps.runs import score_summary
 from grpo_jax.types import RolloutState, Trajectory
 

@@ -42,7 +42,7 @@ METHODS = {
 """Flags of `grpo-jax lm`."""
 FLAGS = "--checkpoint-every 0 --save-dtype bfloat16"
 SIZES = "--num-prompts 8 --group-size 8 --sample-every 10 --num-held-out 40 --num-samples 8"
-SMOKE = "--num-prompts 2 --group-size 2 --sample-every 1 --num-held-out 2 --num-samples 2 --no-compilation-cache"
+SMOKE = "--num-prompts 2 --group-size 2 --sample-every 1 --num-held-out 2 --num-samples 2"
 
 
 @dataclasses.dataclass

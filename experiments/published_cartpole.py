@@ -18,9 +18,9 @@ from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.commands.harness.study import CommandStudy, StudyArguments
 from grpo_jax.groups import CONTINUE
 from grpo_jax.objectives import kl_to_behaviour, returns_to_go, whitened
-from grpo_jax.recording import RunSpec, iqm
 from grpo_jax.recording.figures import plot_settings
-from grpo_jax.recording.statistics import describe_estimate, estimate
+from grpo_jax.recording.statistics import describe_estimate, estimate, iqm
+from grpo_jax.runs.run_spec import RunSpec
 from grpo_jax.runs.tuned_settings import ALGORITHM_SETTINGS
 from grpo_jax.sweeps.runs import Run
 

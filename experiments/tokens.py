@@ -22,11 +22,12 @@ from grpo_jax.commands.harness.study import CommandStudy, StudyArguments
 from grpo_jax.environments.tokens import ACCURACY, FORMAT, TASKS, accuracy, gated, make_task, well_formed
 from grpo_jax.errors import ConfigError
 from grpo_jax.evaluation.generation import answer
-from grpo_jax.recording import RunSpec, pass_at_k
 from grpo_jax.recording.figures import panels
 from grpo_jax.recording.files import write_json
+from grpo_jax.recording.statistics import pass_at_k
 from grpo_jax.runs.imitation import warm_start
 from grpo_jax.runs.progress import Chunk, Progress
+from grpo_jax.runs.run_spec import RunSpec
 from grpo_jax.runs.tuned import split_fields, without_unread
 from grpo_jax.runs.tuned_settings import tuned_settings
 from grpo_jax.sweeps.runs import Score

@@ -3,7 +3,6 @@ from . import baselines as baselines
 from . import environments as environments
 from . import objectives as objectives
 from . import policies as policies
-from . import recording as recording
 from .algorithms import GRPO as GRPO
 from .algorithms import PPO as PPO
 from .algorithms import Algorithm as Algorithm
@@ -21,12 +20,11 @@ from .groups import forked as forked
 from .hyperparams import Hyperparams as Hyperparams
 from .objectives import grpo_loss as grpo_loss
 from .objectives import ppo_loss as ppo_loss
-from .recording import Recording as Recording
-from .recording import TrainedPolicy as TrainedPolicy
-from .recording import load as load
-from .recording import recorded_run as recorded_run
+from .recording.recorder import recorded_run as recorded_run
+from .recording.run_folder import Recording as Recording
+from .recording.trained_policy import TrainedPolicy as TrainedPolicy
+from .recording.trained_policy import load as load
 from .runs.evaluations import Evaluate as Evaluate
-from .runs.evaluations import no_progress as no_progress
 from .runs.evaluations import reached_return as reached_return
 from .runs.imitation import warm_start as warm_start
 from .runs.run import run as run

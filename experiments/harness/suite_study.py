@@ -14,8 +14,8 @@ from grpo_jax.algorithms import name_of
 from grpo_jax.commands.harness.limits import Between, Seeds
 from grpo_jax.commands.harness.study import CommandStudy, StudyArguments
 from grpo_jax.errors import ConfigError
-from grpo_jax.recording import Curve, learning_curve
 from grpo_jax.recording.figures import draw_curves
+from grpo_jax.recording.statistics import Curve, learning_curve
 from grpo_jax.runs.run_spec import RunSpec, folder_name, hardware
 from grpo_jax.sweeps.runs import Run, Score, sampled_return, score_summary
 

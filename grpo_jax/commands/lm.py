@@ -24,7 +24,7 @@ from grpo_jax.language import (
 )
 from grpo_jax.language.folder import as_config_error
 from grpo_jax.language.models import stopping_plan
-from grpo_jax.recording import RunSpec
+from grpo_jax.runs.run_spec import RunSpec
 from grpo_jax.runs.tuned import without_unread
 from grpo_jax.training.checks import changed
 

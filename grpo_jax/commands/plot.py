@@ -19,7 +19,7 @@ from grpo_jax.recording.metrics_file import METRICS_FILE, VALUES, as_setting, re
 from grpo_jax.recording.run_folder import SUMMARY_FILE
 from grpo_jax.recording.statistics import describe_seeds, estimate, iqm, probability_of_improvement
 from grpo_jax.runs.progress import Chunk
-from grpo_jax.runs.result import columns_of, last_episodes
+from grpo_jax.runs.result import columns_of, final_return
 from grpo_jax.runs.run_spec import NAME, Setting
 
 PICTURE, PICTURES = "comparison.png", (".png", ".pdf", ".svg")
@@ -101,8 +101,7 @@ def final_returns(runs: list[SavedRun]) -> list[np.ndarray]:
     """The final returns of each run, `[num_seeds]`; unless all have some, of the last training episodes."""
     if all(run.final_returns is not None for run in runs):
         return [run.final_returns for run in runs]
-    metrics = (run.chunk.metrics for run in runs)
-    return [last_episodes(each["episode/return_mean"], each["episode/count"])[0] for each in metrics]
+    return [final_return([run.chunk], run.chunk.steps.shape[1]) for run in runs]
 
 
 def plot(runs: list[SavedRun], metric: str, path: Path) -> None:

@@ -12,7 +12,8 @@ from grpo_jax.commands.harness.command import command
 from grpo_jax.commands.harness.flags import RunFlags, parse
 from grpo_jax.commands.harness.limits import Seeds
 from grpo_jax.commands.harness.study import CommandStudy, StudyArguments
-from grpo_jax.recording import RunSpec, load
+from grpo_jax.recording.trained_policy import load
+from grpo_jax.runs.run_spec import RunSpec
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -86,16 +86,15 @@ def record_episodes(
     *,
     num_episodes: int = 1,
     greedy: bool = False,
-    env_params: EnvParams = None,
 ) -> Iterator[Steps]:
     """Plays whole episodes and yields their states, first to last, in chunks of `CHUNK` steps.
 
     Args:
-      config, state, key, greedy, env_params: see `evaluate`.
+      config, state, key, greedy: see `evaluate`.
       num_episodes: `B`.
     """
     policy = state.params, state.normalizer, state.hyperparams
-    environment_params = _environment_params(config, state, num_episodes, env_params)
+    environment_params = _environment_params(config, state, num_episodes, None)
     key_reset, key_rollout = jax.random.split(key)
     num_chunks = config.env.max_steps // CHUNK + 1  # one more row than there are steps, for the final state
 

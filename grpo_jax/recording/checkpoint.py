@@ -1,14 +1,11 @@
 """Host: checkpoints of whole training states, written in the background with orbax."""
 
-import contextlib
-import errno
 import json
 import logging
-import os
 import re
 import shutil
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,14 +77,13 @@ class Checkpoints:
 
     def __exit__(self, *exception) -> None:
         if self._manager is not None:
-            with self._disk_errors():
-                self._manager.close()
+            self._manager.close()
 
     def save(self, progress: Progress) -> None:
         """Copies the states to the host, so that their buffers may be donated, and writes them in the background.
 
         Raises:
-          OSError: this checkpoint, or the one before, cannot be written; the disk may be full.
+          OSError: the disk has too little space; tensorstore's ValueError for what goes wrong while it writes.
         """
         if progress.iteration == self.saved_at:
             return
@@ -109,26 +105,13 @@ class Checkpoints:
         run["checksum"] = _checksum(run)  # orbax has none of bits that have flipped
         saved = ocp.args.PyTreeSave(arrays, ocdbt_target_data_file_size=_FILE_SIZE)
         items = ocp.args.Composite(arrays=saved, run=ocp.args.JsonSave(run))
-        with self._disk_errors():  # also of the previous checkpoint, which was written in the background
-            self._manager.wait_until_finished()
-            if shutil.disk_usage(self._directory).free < 2 * sum(leaf.nbytes for leaf in arrays.values()) + 2**20:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # orbax would fail in all of its threads
-            self._manager.save(progress.iteration, args=items, force=True)
-
-    @contextlib.contextmanager
-    def _disk_errors(self) -> Iterator[None]:
-        """Raises errors of the disk as an OSError of one line; tensorstore raises a ValueError with pages of JSON."""
-        try:
-            yield
-        except (OSError, ValueError) as error:
-            code = re.search(r"os_error_code='(\d+)'|^\[Errno (\d+)\]", str(error))
-            if code is None:
-                raise
-            reason = os.strerror(int(code[1] or code[2]))
-            raise OSError(
-                f"a checkpoint cannot be written to {self._directory}: {reason}. Make room, or mend what is wrong; "
-                "then go on with resume=True (--resume)"
-            ) from None
+        self._manager.wait_until_finished()
+        if shutil.disk_usage(self._directory).free < 2 * sum(leaf.nbytes for leaf in arrays.values()) + 2**20:
+            raise OSError(  # orbax would fail in all of its threads
+                f"a checkpoint cannot be written to {self._directory}: there is no space left. Make room; then go on "
+                "with resume=True (--resume)"
+            )
+        self._manager.save(progress.iteration, args=items, force=True)
 
     def restore(
         self, like: TrainState, *, at_most: float = np.inf, given: Mapping[str, np.ndarray] | None = None

@@ -3,7 +3,6 @@
 A folder may come from anyone, so nothing that it names is imported: SECURITY.md.
 """
 
-import dataclasses
 import json
 import sys
 import types
@@ -13,7 +12,6 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from grpo_jax.algorithms import ALGORITHMS, GRPO, Algorithm, by_name, name_of
 from grpo_jax.config import Config
-from grpo_jax.devices.execution_plan import ExecutionPlan
 from grpo_jax.environments.suites import SUITES
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.hyperparams import Hyperparams
@@ -75,8 +73,6 @@ def _value_from_json(name: str, value: Any, kind: Any, trust: bool) -> Any:
                 network = NETWORKS[value["name"]]
                 sizes = {field: part for field, part in value.items() if field != "name"}
                 return network(**from_json(name, sizes, get_type_hints(network), network.__name__))
-            case "execution_plan":
-                return ExecutionPlan(**from_json(name, value, get_type_hints(ExecutionPlan), "ExecutionPlan"))
             case "algorithm":
                 slots = {slot: _slot_from_json(slot, part, trust) for slot, part in value.items() if slot != "name"}
                 return by_name(value["name"])._replace(**slots)
@@ -135,8 +131,6 @@ def _as_json(value: Any) -> Any:
         return {"name": "grpo"} | {slot: _slot_as_json(slot, part) for slot, part in slots.items()}
     if type(value) in NETWORKS.values():
         return plain({"name": network_name(value), **vars(value)})
-    if isinstance(value, ExecutionPlan):
-        return dataclasses.asdict(value)
     if value is None or isinstance(value, bool | int | float | str) or type(value) is tuple:
         return plain(value)
     if (path := import_path(value)) is None:

@@ -1,13 +1,11 @@
 """What a value is, in JSON's types, so that two processes can compare it: functions and classes by their source."""
 
-import ast
 import contextlib
 import functools
 import hashlib
 import inspect
 import json
 import sys
-import textwrap
 import types
 from collections.abc import Mapping
 from pathlib import Path
@@ -108,16 +106,14 @@ def _is_raised(saved: Any, now: Any) -> bool:
 
 
 def _source(*parts: Any) -> dict[str, str]:
-    """A hash of the source of a function, or of a class and its bases, without comments and layout.
+    """A hash of the source of a function, or of a class and its bases.
 
     Empty for what is installed, and for what has no source, such as the methods of a dataclass.
     """
     texts = []
     for part in (part for part in parts if not _is_installed(part)):
         with contextlib.suppress(OSError, TypeError):
-            texts.append(textwrap.dedent(inspect.getsource(part)))
-            with contextlib.suppress(SyntaxError):  # of a lambda in the middle of an expression
-                texts[-1] = ast.unparse(ast.parse(texts[-1]))
+            texts.append(inspect.getsource(part))
     return {SOURCE: _digest("\n".join(texts).encode())} if texts else {}
 
 

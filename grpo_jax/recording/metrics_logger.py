@@ -3,8 +3,9 @@
 import contextlib
 import datetime
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -13,7 +14,7 @@ from rich.table import Column
 
 from grpo_jax.recording.metrics_file import METRICS_FILE, as_lines, truncate_metrics
 from grpo_jax.recording.run_folder import StopSignal
-from grpo_jax.recording.trackers import Guarded, Tracker
+from grpo_jax.recording.trackers import Tracker
 from grpo_jax.recording.training_warnings import TrainingWarnings
 from grpo_jax.runs.evaluations import SAMPLED
 from grpo_jax.runs.progress import Chunk
@@ -49,7 +50,7 @@ class MetricsLogger:
       spec: the run.
       console: False shows nothing; True uses standard output; a rich `Console` is used as it is.
       past: the iterations recorded before a resumed run goes on; later ones are removed from the file.
-      trackers: functions that make trackers, which receive the metrics as well; one that fails is left out.
+      trackers: receive the metrics as well; one that fails is left out from then on.
 
     Attributes:
       skipped_updates: int64 `[R]`, updates skipped so far because of a non-finite loss or gradient.
@@ -64,7 +65,7 @@ class MetricsLogger:
         *,
         console: bool | Console = True,
         past: Chunk | None = None,
-        trackers: Sequence[Callable[[], Tracker]] = (),
+        trackers: Sequence[Tracker] = (),
     ):
         self._directory, self._setting, self._settings = directory, spec.setting, spec.settings
         self._run = spec.setting.title
@@ -82,7 +83,7 @@ class MetricsLogger:
         # Seconds, steps of all rows and the share done at the end of the first chunk, in whose time is the compilation.
         self._began: tuple[float, int, float] | None = None
         self._printed_at = time.monotonic()
-        self._past, self._trackers = past, [Guarded(make) for make in trackers]
+        self._past, self._trackers = past, [*trackers]
         self._watch = TrainingWarnings(spec.config.env.action_space, self._settings.word)
         self.skipped_updates = np.zeros(len(spec.keys), np.int64)
         self.warnings: list[str] = []
@@ -114,8 +115,7 @@ class MetricsLogger:
     def __exit__(self, exception_type, exception, traceback) -> None:
         with contextlib.ExitStack() as closing:  # everything is closed, even if one fails, in the reverse order
             closing.callback(self._print, self._summary(exception_type))
-            for tracker in self._trackers:
-                closing.callback(tracker.call, "close")
+            closing.callback(self._track, "close")
             if self._file is not None:
                 closing.callback(self._file.close)
             if self._progress is not None:
@@ -131,18 +131,16 @@ class MetricsLogger:
           done: `[R]` share of training that each row has done by its end; by default of the budget of steps.
         """
         steps = chunk.steps
-        for name, values in chunk.metrics.items():
-            if values.shape != steps.shape or steps.shape[1] != len(self._steps):
-                raise ValueError(f"{name} must be [n, R] = [{len(steps)}, {len(self._steps)}], got {values.shape}.")
         if len(steps) == 0:
             return
         active = _active(chunk)
-        self._write(chunk, active)
+        if self._file is not None:
+            self._file.writelines(as_lines(self._setting, chunk, active, self._settings))
+            self._file.flush()
         known = self._update(chunk, active)
         done = np.minimum(steps[-1] / self._total_steps if done is None else done, 1.0)
         self._iteration = chunk.iteration + len(steps)
-        for tracker in self._trackers:
-            tracker.call("record", chunk.iteration, steps, known)
+        self._track("record", chunk.iteration, steps, known)
         self._show(float(np.mean(done)))
 
     def warn(self, *warnings: str) -> None:
@@ -151,11 +149,14 @@ class MetricsLogger:
             self.warnings.append(warning)
             self._print(f"warning: {self._run}: {warning}")
 
-    def _write(self, chunk: Chunk, active: np.ndarray) -> None:
-        if self._file is not None:
-            for line in as_lines(self._setting, chunk, active, self._settings):
-                self._file.write(line)
-            self._file.flush()
+    def _track(self, method: str, *arguments: Any) -> None:
+        """Calls a method of each tracker."""
+        for tracker in [*self._trackers]:
+            try:
+                getattr(tracker, method)(*arguments)
+            except Exception as error:
+                self._trackers.remove(tracker)
+                self.warn(f"{type(tracker).__name__} failed ({error}); the run goes on without it.")
 
     def _update(self, chunk: Chunk, active: np.ndarray) -> dict[str, np.ndarray]:
         """Updates what the console and the summary show; returns the metrics, NaN in rows that are not active."""

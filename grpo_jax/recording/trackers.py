@@ -1,13 +1,11 @@
 """Host: the metrics of a run in TensorBoard or Weights & Biases, of many seeds as quantiles."""
 
-import contextlib
 import hashlib
 import json
-import logging
 import os
 import textwrap
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,8 +17,6 @@ from grpo_jax.runs.run_spec import RunSpec, folder_name
 QUARTILES = {"": 0.5, "_q25": 0.25, "_q75": 0.75}
 """The quantile of each suffix of a metric's name; those of metrics that are no returns are medians alone."""
 
-_log = logging.getLogger(__name__)
-
 
 class Tracker(Protocol):
     """Receives the metrics of a run beside `metrics.jsonl`."""
@@ -30,30 +26,6 @@ class Tracker(Protocol):
 
     def close(self) -> None:
         """Writes the lines that are not written yet."""
-
-
-class Guarded:
-    """A tracker whose failure does not end a run: it is told in a warning, and the tracker gets no more metrics."""
-
-    def __init__(self, make: Callable[[], Tracker]):
-        self._tracker: Tracker | None = None
-        with self._guard():
-            self._tracker = make()
-
-    def call(self, method: str, *arguments: Any) -> None:
-        """Calls a method of the tracker."""
-        with self._guard():
-            if self._tracker is not None:
-                getattr(self._tracker, method)(*arguments)
-
-    @contextlib.contextmanager
-    def _guard(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            name = "a tracker" if self._tracker is None else type(self._tracker).__name__
-            self._tracker = None
-            _log.warning("%s failed (%s: %s); the run goes on without it.", name, type(error).__name__, error)
 
 
 class TensorBoard:

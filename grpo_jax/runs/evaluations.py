@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from grpo_jax.config import Config, kept_with
 from grpo_jax.devices.mesh import make_rows_function
-from grpo_jax.errors import ConfigError, as_count
+from grpo_jax.errors import as_count
 from grpo_jax.evaluation.episodes import evaluate
 from grpo_jax.types import TrainState
 
@@ -44,10 +44,10 @@ class Evaluate:
         if a callback ends it. The metrics get `evaluation/return_sampled` and `evaluation/return_greedy`, NaN between.
       episodes: of an evaluation, and again as many with greedy actions.
       stop_when: called after each evaluation with all of them so far; returns bool `[R]`, the rows to stop, as
-        `reached_return` and `no_progress` do, or one bool for all rows.
+        `reached_return` does, or one bool for all rows.
 
     Raises:
-      ConfigError: a number is not a positive integer, or `stop_when` is no function.
+      ConfigError: a number is not a positive integer.
     """
 
     every: int
@@ -57,10 +57,6 @@ class Evaluate:
     def __post_init__(self):
         as_count("every", self.every, "the iterations between two evaluations (--evaluate-every)")
         as_count("episodes", self.episodes, "of each evaluation (--evaluation-episodes)")
-        if self.stop_when is not None and not callable(self.stop_when):
-            raise ConfigError(
-                f"stop_when={self.stop_when!r} is not a function; use one, such as reached_return({self.stop_when!r})"
-            )
 
 
 def no_evaluations(num_rows: int) -> Evaluations:
@@ -91,21 +87,4 @@ def make_evaluation(
 
 def reached_return(threshold: float) -> Callable[[Evaluations], np.ndarray]:
     """For `Evaluate(stop_when=...)`: a row stops once the mean return of sampled actions is at least `threshold`."""
-    if not np.isfinite(threshold):
-        raise ConfigError(f"threshold={threshold} is not a return; use a number such as 475.0")
     return lambda evaluations: (evaluations.sampled >= threshold).any(axis=0)
-
-
-def no_progress(num_evaluations: int) -> Callable[[Evaluations], np.ndarray]:
-    """For `Evaluate(stop_when=...)`: a row stops after `num_evaluations` without a better return.
-
-    Returns are those with sampled actions; NaN is no progress.
-    """
-    num_evaluations = as_count("num_evaluations", num_evaluations)
-
-    def stop(evaluations):
-        returns = np.nan_to_num(evaluations.sampled, nan=-np.inf)
-        before, last = returns[:-num_evaluations], returns[-num_evaluations:]
-        return last.max(axis=0) <= before.max(axis=0) if len(before) else np.zeros(returns.shape[1], bool)
-
-    return stop

@@ -1,15 +1,17 @@
-"""Compiled programs: where they are kept for the next process, and what to lower where they lack memory."""
+"""Compiled programs: where they are kept for the next process, and what to lower where memory lacks."""
 
 import contextlib
 import hashlib
 import os
 import platform
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
+
+from grpo_jax.errors import first_line
 
 compiling = threading.Event()
 """Set while a run of this process alone has begun, but trains nothing yet: Ctrl-C may end it at once."""
@@ -48,10 +50,10 @@ def keep_programs() -> bool:
 
 
 @contextlib.contextmanager
-def kept_programs(enabled: bool = True) -> Iterator[None]:
+def kept_programs() -> Iterator[None]:
     """In the block, programs are kept as `keep_programs` says; after it, JAX's settings are what they were."""
     shortest = getattr(jax.config, _SHORTEST)
-    changed = enabled and keep_programs()
+    changed = keep_programs()
     try:
         yield
     finally:
@@ -61,37 +63,16 @@ def kept_programs(enabled: bool = True) -> Iterator[None]:
             reset_cache()  # else JAX goes on with the folder, also where the user then sets another
 
 
-def bytes_needed(program: jax.stages.Compiled) -> int:
-    """Bytes of a program's arguments, results and temporary arrays on each device; 0 if unknown."""
-    if not (sizes := program.memory_analysis()):
-        return 0
-    needed = sizes.argument_size_in_bytes + sizes.output_size_in_bytes + sizes.temp_size_in_bytes
-    return needed - sizes.alias_size_in_bytes
-
-
-def device_memory() -> int:
-    """Bytes of an accelerator's memory; 0 if unknown, as of a CPU."""
-    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 0)
-
-
 @contextlib.contextmanager
-def explain_out_of_memory(num_rows: int, programs: Iterable[jax.stages.Compiled]) -> Iterator[None]:
-    """Turns XLA's out-of-memory error into a MemoryError that says what to lower; the programs may be added later."""
+def explain_out_of_memory(num_rows: int) -> Iterator[None]:
+    """Turns XLA's out-of-memory error into a MemoryError that says what to lower."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error) and "Out of memory" not in str(error):
             raise
-        raise MemoryError(advice(num_rows, max(map(bytes_needed, programs), default=0))) from error
-
-
-def advice(num_rows: int, needed: int) -> str:
-    """What to lower; where the memory that is needed is known, also how many rows would fit."""
-    rows = "1 row" if num_rows == 1 else f"{num_rows} rows"
-    text = f"not enough memory for {rows} (seeds × hyperparameters) at once"
-    if needed and (available := device_memory()):
-        fit = min(num_rows - 1, int(0.9 * available / needed * num_rows))
-        text += f": they need {needed / 2**30:.1f} GiB of {available / 2**30:.1f} GiB; "
-        text += f"about {fit} would fit" if fit else "not even one would fit"
-    lower = "Lower num_seeds, num_envs or num_steps, raise num_minibatches or num_microbatches"
-    return f"{text}. {lower}; a sweep can train its rows in parts, with rows_at_once"
+        raise MemoryError(
+            f"not enough memory for {num_rows} rows (seeds × hyperparameters) ({first_line(error)[:200]}). "
+            "Lower num_seeds, num_envs or num_steps, raise num_minibatches or num_microbatches; a sweep can train its "
+            "rows in parts, with rows_at_once"
+        ) from error

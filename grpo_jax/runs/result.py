@@ -55,8 +55,7 @@ class RunResult(NamedTuple):
         They are the episodes of its last iterations in which 100 or more ended, or all that it had; NaN if none ended.
         Returns of evaluations are in `evaluations`.
         """
-        nothing = np.zeros((0, self.steps.shape[1]))
-        return last_episodes(*(self.metrics.get(f"episode/{name}", nothing) for name in ("return_mean", "count")))[0]
+        return final_return([self], self.steps.shape[1])
 
     @property
     def by_setting(self) -> dict[Setting, Chunk]:
@@ -79,17 +78,17 @@ class RunResult(NamedTuple):
         return as_dataframe(self.by_setting)
 
 
-def last_episodes(returns: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The mean return `[R]` of each row's last 100 or more episodes, NaN without any; and their counts `[n, R]`.
-
-    `returns` are means over the episodes that ended in an iteration, `counts` their numbers; both `[n, R]`.
-    """
-    counts = np.nan_to_num(np.float64(counts))
+def final_return(parts: Sequence[Chunk | RunResult], num_rows: int) -> np.ndarray:
+    """The mean return `[R]` of each row's last 100 or more episodes in successive parts of a run, NaN without any."""
+    names = "episode/return_mean", "episode/count"  # means over the episodes that ended in an iteration, their number
+    known = [part.metrics for part in parts if names[1] in part.metrics]
+    returns, counts = (np.concatenate([np.zeros((0, num_rows)), *(each[name] for each in known)]) for name in names)
+    counts = np.nan_to_num(counts)
     ended_later = np.cumsum(counts[::-1], axis=0)[::-1] - counts
     counts = np.where(ended_later < NUM_EPISODES, counts, 0.0)
-    returns = np.where(counts > 0, np.float64(returns), 0.0)  # NaN of earlier iterations does not count
+    returns = np.where(counts > 0, returns, 0.0)  # NaN of earlier iterations does not count
     with np.errstate(invalid="ignore"):  # 0 / 0 is NaN
-        return (returns * counts).sum(axis=0) / counts.sum(axis=0), counts
+        return (returns * counts).sum(axis=0) / counts.sum(axis=0)
 
 
 def columns_of(part: Chunk | RunResult, rows: np.ndarray) -> Chunk:

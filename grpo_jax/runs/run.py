@@ -74,7 +74,6 @@ def run(
     callback: Callback | None = None,
     chunk_length: int | None = None,
     mesh: Mesh | None = None,
-    compilation_cache: bool = True,
 ) -> RunResult:
     """Trains one row for each key, all in one compiled program, until each has spent the budget of its hyperparameters.
 
@@ -104,7 +103,6 @@ def run(
       chunk_length: iterations between two calls of the callback, which do not change results; by default about a
         fiftieth of the run.
       mesh: the devices, from `grpo_jax.make_mesh`; by default the rows are split over the devices.
-      compilation_cache: keep the compiled program in `~/.cache/grpo_jax`, unless JAX has a cache already.
 
     Warns of a run in which no episode ended or most updates were skipped, and of a budget of which 5% are left.
 
@@ -116,7 +114,7 @@ def run(
     check_read((config, hyperparams))
     rows = Rows(
         *(config, hyperparams, keys, env_params, params, normalizer),
-        *(resume_from, evaluate, callback, chunk_length, mesh, compilation_cache),
+        *(resume_from, evaluate, callback, chunk_length, mesh),
     )
     result = rows.run()
     if resume_from is None:  # else the result is of a part of the run
@@ -140,7 +138,6 @@ class Rows:
     callback: Callback | None = None
     chunk_length: int | None = None
     mesh: Mesh | None = None
-    compilation_cache: bool = True
 
     def __post_init__(self):
         self.hyperparams = completed(self.hyperparams, self.config.hyperparams_class)
@@ -155,8 +152,8 @@ class Rows:
 
     def run(self) -> RunResult:
         """Makes the iterations that are left."""
-        started, num_rows, programs = time.perf_counter(), len(self.keys), self._programs.values()
-        with kept_programs(self.compilation_cache), explain_out_of_memory(num_rows, programs):
+        started, num_rows = time.perf_counter(), len(self.keys)
+        with kept_programs(), explain_out_of_memory(num_rows):
             if jax.process_count() == 1:
                 compiling.set()
             try:

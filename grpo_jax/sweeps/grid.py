@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,8 +23,8 @@ def make_grid(
     Of each base, `samples` points are drawn log-uniformly between two values of each axis; with None, it is the grid.
 
     Raises:
-      ConfigError: nothing varies, a value is not a number or comes twice, the ends of a range are not 0 < low < high,
-        or the environments differ.
+      ConfigError: nothing varies, a value is not a number, the ends of a range are not 0 < low < high, or the
+        environments differ.
     """
     ranges = {name: as_numbers(name, values) for name, values in traced.items()}
     if not bases[0].label and not ranges:
@@ -32,20 +32,11 @@ def make_grid(
     if len({base.config.env.name for base in bases}) > 1:
         raise ConfigError("returns of different environments cannot be ranked: sweep each environment by itself")
     points = list(itertools.product(*ranges.values())) if samples is None else _draws(ranges, samples, seed)
-    runs: dict[tuple, RunSpec] = {}
-    configs: list[Config] = []  # a config with an environment of its own has no hash
-    for base, point in itertools.product(bases, points):
-        chosen = dict(zip(ranges, point, strict=True))
-        run = base._replace(label=base.label | chosen, hyperparams=base.hyperparams.replace(**chosen))
-        if base.config not in configs:
-            configs.append(base.config)
-        with np.errstate(over="ignore"):  # Hyperparams refuses what is too large
-            same = runs.setdefault((configs.index(base.config), *map(np.float32, point)), run)
-        if same is not run:  # their values are equal in float32
-            raise ConfigError(
-                f"the sweep has a value twice: {same.setting} and {run.setting} are the same run; leave one of them out"
-            )
-    return [*runs.values()]
+    chosen = itertools.product(bases, (dict(zip(ranges, point, strict=True)) for point in points))
+    return [
+        base._replace(label=base.label | values, hyperparams=base.hyperparams.replace(**values))
+        for base, values in chosen
+    ]
 
 
 def make_bases(
@@ -72,8 +63,6 @@ def make_bases(
         raise ConfigError(f"the hyperparams have several values of {name}; move them into the values of the sweep")
     static, traced = {}, {}
     for name, given in values.items():
-        if isinstance(given, set | dict) or isinstance(given, Iterator):
-            raise ConfigError(f"{name}={given!r} must be a list, whose order is that of the axis")
         is_list = isinstance(given, list | range) or isinstance(given, np.ndarray | jax.Array) and given.ndim > 0
         # A tuple is one value of a config's field, such as extras=("distance",).
         is_list |= isinstance(given, tuple) and name in hyperparams.__dataclass_fields__
@@ -125,7 +114,7 @@ def as_numbers(name: str, values: Iterable[Any]) -> list[float]:
 
 
 def _draws(ranges: Mapping[str, list[float]], samples: int, seed: int) -> list[tuple[float, ...]]:
-    """Distinct points drawn log-uniformly, rounded to four digits if that keeps them distinct."""
+    """Points drawn log-uniformly, rounded to six digits."""
     for name, ends in ranges.items():
         if len(ends) != 2 or not 0 < ends[0] < ends[1] < math.inf:
             raise ConfigError(
@@ -136,8 +125,4 @@ def _draws(ranges: Mapping[str, list[float]], samples: int, seed: int) -> list[t
         raise ConfigError("samples need a range to draw from, such as learning_rate 1e-4 1e-2")
     low, high = np.log(np.array(list(ranges.values()))).T
     drawn = np.exp(np.random.default_rng(seed).uniform(low, high, size=(samples, len(ranges))))
-    for digits in range(4, 10):  # with nine, any two numbers of float32 differ
-        points = [tuple(float(f"{value:.{digits}g}") for value in row) for row in drawn]
-        if len(set(points)) == samples:
-            break
-    return points
+    return [tuple(float(f"{value:.6g}") for value in row) for row in drawn]

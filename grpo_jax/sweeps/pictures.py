@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from grpo_jax.errors import ConfigError
-from grpo_jax.recording.figures import legend_below, panels, plot_settings, ranked_settings
+from grpo_jax.recording.figures import panels, plot_settings, ranked_settings
 from grpo_jax.recording.files import as_path
 from grpo_jax.recording.statistics import describe_seeds
 from grpo_jax.runs.result import RunResult
@@ -16,9 +16,6 @@ from grpo_jax.sweeps.runs import SweepResult
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-MOST_COLORS = 12
-"""With more values on the first axis, its colours have no legend."""
 
 
 def plot(
@@ -60,21 +57,14 @@ def plot_axes(result: SweepResult, path: Path) -> None:
     errors = abs(np.array([setting.interval for setting in settings]).T - means)
     # Values of which one is a word, such as None, are all words.
     columns = [[*map(format_value, each)] if str in map(type, each) else each for each in columns]
-    colors = [*map(format_value, columns[0])] if len(names) > 1 else [""] * len(settings)
     title = f"{result.environment}: {describe_seeds(result.num_seeds)}"
     with panels(path, len(names), size=(4.8, 3.6), columns=4, title=title, sharey=True) as (figure, axes):
         for name, column, axis in zip(names, columns, axes, strict=True):
-            for color in dict.fromkeys(colors):  # one for each value of the first axis
-                those = [i for i, each in enumerate(colors) if each == color]
-                x, label = [column[i] for i in those], f"{names[0]}={color}" if color else None
-                style = {"fmt": "o", "markersize": 4, "elinewidth": 0.8, "capsize": 2, "alpha": 0.7}
-                axis.errorbar(x, means[those], errors[:, those], label=label, **style)
+            axis.errorbar(column, means, errors, fmt="o", markersize=4, elinewidth=0.8, capsize=2, alpha=0.7)
             if type(column[0]) is not str and min(column) > 0 and max(column) >= 10 * min(column):
                 axis.set_xscale("log")
             axis.set(xlabel=name)
         figure.supylabel("final return", fontsize="medium")
-        if 1 < len(set(colors)) <= MOST_COLORS:
-            legend_below(figure, axes)
 
 
 def plot_heat_map(result: SweepResult, path: Path) -> None:

@@ -12,7 +12,6 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from grpo_jax.config import Config, kept_with
 from grpo_jax.devices.mesh import make_row_mesh, make_rows_function
@@ -65,7 +64,6 @@ class Study:
         score: Score = SAMPLED_RETURN,
         mesh: Mesh | None = None,
         console: Console,
-        compilation_cache: bool = True,
         programs: Sequence[RunSpec] | None = None,
     ):
         check_plans(plans, mesh)
@@ -75,7 +73,7 @@ class Study:
         trained = programs or plans
         self.plans, self.out, self.console, self.runs = plans, recording.out, console, []
         self._recording, self._evaluate, self._score, self.mesh = recording, evaluate, score, mesh
-        self._compilation_cache, self._subfolder = compilation_cache, PROGRAMS if programs else ""
+        self._subfolder = PROGRAMS if programs else ""
         self.about: dict[str, Any] = {}  # what else summary.json says
         options = {"resume": recording.resume, "subfolder": self._subfolder}
         from_process_zero(lambda: prepare_folder(self.out, trained, **options))
@@ -98,7 +96,6 @@ class Study:
                 evaluate=self._evaluate,
                 console=self.console,
                 mesh=self.mesh,
-                compilation_cache=self._compilation_cache,
                 **options,
             )
         except StopSignal as stop:
@@ -122,13 +119,8 @@ class Study:
         mesh = make_row_mesh(len(keys)) if self.mesh is None else self.mesh
         score = functools.partial(self._score.function, config)
         scores = kept_with(config, (self._score, mesh), lambda: make_rows_function(score, mesh))
-        what = f"{title}: final evaluation, {self._score.caption}"
-        if is_silent := not self.console.is_interactive:
-            self.console.print(what, soft_wrap=True)
-        columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
-        progress = Progress(*columns, console=self.console, transient=True, disable=is_silent)
-        with kept_programs(self._compilation_cache), progress:
-            progress.add_task(what, total=None)
+        self.console.print(f"{title}: final evaluation, {self._score.caption}", markup=False, soft_wrap=True)
+        with kept_programs():
             return scores(states, keys).astype(np.float64)
 
     def add(self, *runs: Run) -> None:

@@ -32,7 +32,7 @@ from grpo_jax.sweeps.pictures import plot, plot_axes
 from grpo_jax.sweeps.runs import SweepResult, run_keys
 from grpo_jax.sweeps.study import PROGRAMS, Study
 
-OPTIONS = {"evaluate", "mesh", "compilation_cache", "console", "rows_at_once"}
+OPTIONS = {"evaluate", "mesh", "console", "rows_at_once"}
 
 
 def sweep(
@@ -75,8 +75,8 @@ def sweep(
       total_steps: environment steps of each seed, in place of those of `hyperparams`.
       samples: draw so many settings, log-uniformly between the two values of each hyperparameter, instead of a grid.
       seed: of all randomness.
-      options: `evaluate`, `mesh` and `compilation_cache` of `run`, `console` of `recorded_run`, and `rows_at_once`:
-        the most rows that are trained together, for sweeps that need more memory than there is.
+      options: `evaluate` and `mesh` of `run`, `console` of `recorded_run`, and `rows_at_once`: the
+        most rows that are trained together, for sweeps that need more memory than there is.
 
     Raises:
       ConfigError: nothing varies, a field is unknown, a value comes twice or does not fit the others.
@@ -106,7 +106,7 @@ def train_grid(
 ) -> SweepResult:
     """Trains the settings of a grid, records each as a run of its own, and writes the ranking and its pictures.
 
-    `options` are `evaluate` and `compilation_cache` of `run`, and the `score` of a `Study`; for the others see `sweep`.
+    `options` are `evaluate` of `run` and the `score` of a `Study`; for the others see `sweep`.
     """
     recording.check()
     programs, out = make_programs(plans, rows_at_once), recording.out
@@ -173,8 +173,6 @@ def _split_policies(study: Study, programs: Sequence[RunSpec], settings: Collect
     plans = {plan.setting: plan for plan in study.plans}
     for program in programs:
         chosen = {setting: rows for setting, rows in program.settings.rows.items() if setting in settings}
-        for which in ("final", "best") if chosen else ():
-            _, saved = read_archive(policy_file(study.out / PROGRAMS, program, which), KINDS)
-            for setting, rows in chosen.items():
-                arrays = {path: leaf[rows] for path, leaf in saved.items()}
-                write_policies(study.out, plans[setting], {which: arrays})
+        _, saved = read_archive(policy_file(study.out / PROGRAMS, program), KINDS)
+        for setting, rows in chosen.items():
+            write_policies(study.out, plans[setting], {path: leaf[rows] for path, leaf in saved.items()})

@@ -76,7 +76,7 @@ def make_tiny(width=32):
 
 
 def train(flags):
-    fixed = "--model tiny --prompts prompts.jsonl --max-completion 6 --num-held-out 2 --no-compilation-cache"
+    fixed = "--model tiny --prompts prompts.jsonl --max-completion 6 --num-held-out 2"
     lm.main(lm.parse(f"{fixed} {flags}".split()))
 
 

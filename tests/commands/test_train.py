@@ -32,7 +32,7 @@ def test_train_writes_its_results(tmp_path, capsys):
         "num_seeds": 2,
         "evaluation": EvaluationArguments(num_final=8),
     }
-    arguments = train.Arguments(config=CONFIG, out=tmp_path / "out", format="csv", **options)
+    arguments = train.Arguments(config=CONFIG, out=tmp_path / "out", format="markdown", **options)
     train.main(arguments)
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     (run,) = summary["runs"]

@@ -221,7 +221,7 @@ def test_two_processes_of_two_devices_are_as_one_of_one(tmp_path):
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     command = """-m grpo_jax.commands.train --environment Catch-bsuite --algorithm ppo --num-envs 4 --num-steps 16
-        --num-minibatches 2 --hidden-sizes 8 --total-steps 200 --num-seeds 3 --no-compilation-cache""".split()
+        --num-minibatches 2 --hidden-sizes 8 --total-steps 200 --num-seeds 3""".split()
     finish(start(*command, "--out", str(tmp_path / "one"), num_devices=1))
     for mesh in (["seeds=4"], ["seeds=2", "envs=2"]):
         out = tmp_path / mesh[-1]

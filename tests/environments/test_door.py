@@ -255,7 +255,7 @@ class Unhashable(Plain):
 
 def test_an_environment_that_is_a_dataclass_with_arrays_trains_records_loads_and_acts(tmp_path):
     config, folder, keys = small_config("ppo", Unhashable(), num_steps=8), tmp_path / "run", jax.random.split(KEY, 1)
-    recorded_run(config, Hyperparams(total_steps=64), keys, folder, console=False, compilation_cache=False)
+    recorded_run(config, Hyperparams(total_steps=64), keys, folder, console=False)
     policy = grpo_jax.load(folder, config=small_config("ppo", Unhashable(), num_steps=8))
     assert policy.act(np.zeros(1)) in (0, 1)
     assert grpo_jax.evaluate(policy.config, policy.state(KEY), KEY, num_episodes=2).returns.tolist() == [3, 3]

@@ -69,7 +69,7 @@ def test_a_trained_folder_answers_as_the_command_says(tmp_path, monkeypatch, fla
     monkeypatch.chdir(tmp_path)
     small = "--num-prompts 2 --group-size 4 --num-samples 2 --num-final 4 --num-iterations 2 --max-completion 12"
     files = f"--model {folder} --prompts prompts.jsonl --held-out prompts.jsonl --reward my_rewards:lengths"
-    fixed = "--learning-rate 3e-2 --num-held-out 6 --no-compilation-cache --out out"
+    fixed = "--learning-rate 3e-2 --num-held-out 6 --out out"
     lm.main(lm.parse(f"{files} {small} {fixed} {flags}".split()))
     saved = "out/adapter" if flags else "out/model"
     kind = peft.AutoPeftModelForCausalLM if flags else transformers.AutoModelForCausalLM

@@ -1,8 +1,6 @@
 """Checkpoints: what is read is what was saved, bitwise; damaged ones and those of other runs are refused."""
 
-import errno
 import functools
-import os
 import shutil
 import types
 import zlib
@@ -129,23 +127,8 @@ def test_a_damaged_one_is_refused_and_left_alone(how, tmp_path):
     assert bits(restored(tmp_path).states) == bits(progress(1).states)
 
 
-FULL = rf"^a checkpoint cannot be written to .*run: {os.strerror(errno.ENOSPC)}\. Make room.*--resume\)$"
-
-
-def test_a_full_disk_is_one_line_of_what_to_do(tmp_path, monkeypatch):
-    """As tensorstore says it of a save in the background: with a page of JSON."""
-    said = f"RESOURCE_EXHAUSTED: Failed writing [os_error_code='{errno.ENOSPC}'] [tensorstore_spec='{{{'1,' * 999}}}']"
-    with pytest.raises(OSError, match=FULL):
-        with Checkpoints(tmp_path / "run", DESCRIPTION) as checkpoints:
-            checkpoints.save(progress(1))
-            checkpoints._manager.wait_until_finished()
-            monkeypatch.setattr(checkpoints._manager, "save", lambda *_, **__: (_ for _ in ()).throw(ValueError(said)))
-            checkpoints.save(progress(2))
-    assert restored(tmp_path / "run").iteration == 1
-
-
 def test_a_checkpoint_that_may_not_fit_is_not_begun(tmp_path, monkeypatch):
-    with pytest.raises(OSError, match=FULL):
+    with pytest.raises(OSError, match=r"^a checkpoint cannot be written to .*run: .*Make room.*--resume\)$"):
         with Checkpoints(tmp_path / "run", DESCRIPTION) as checkpoints:
             checkpoints.save(progress(1))
             monkeypatch.setattr("shutil.disk_usage", lambda path: types.SimpleNamespace(free=2**20))

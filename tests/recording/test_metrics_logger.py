@@ -77,13 +77,6 @@ def test_rows_of_a_seed_that_is_done_are_null(tmp_path):
     assert logger.skipped_updates.tolist() == [0, 1]
 
 
-def test_a_metric_of_the_wrong_shape_is_an_error_and_writes_nothing(tmp_path):
-    with make_logger(tmp_path, "a", 100, 2, False) as logger:
-        with pytest.raises(ValueError, match=r"loss/policy must be \[n, R\] = \[1, 2\], got \(1,\)"):
-            logger.record(make_chunk([[1.0, 2.0]], **{"loss/policy": [0.0]}))
-    assert read_lines(tmp_path) == []
-
-
 def test_without_a_terminal_a_plain_line_every_ten_seconds(monkeypatch):
     console, now = make_console(), [0.0]
     monkeypatch.setattr("grpo_jax.recording.metrics_logger.time.monotonic", lambda: now[0])

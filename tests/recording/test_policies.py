@@ -16,12 +16,10 @@ from grpo_jax import GRPO, Config, Hyperparams, evaluate, with_reference
 from grpo_jax.errors import ConfigError
 from grpo_jax.policies import MLP
 from grpo_jax.policies.normalization import Normalizer
-from grpo_jax.recording import RunSpec
 from grpo_jax.recording.config_file import FIELDS, config_fields, from_json
 from grpo_jax.recording.files import read_archive, write_archive
-from grpo_jax.recording.policy_saver import PolicySaver, RecentReturns
 from grpo_jax.recording.trained_policy import TrainedPolicy
-from grpo_jax.runs.progress import Chunk, initial_progress
+from grpo_jax.runs.progress import Chunk
 from grpo_jax.runs.result import RunResult
 from grpo_jax.training.train import initial_states
 
@@ -41,16 +39,6 @@ def chunk(returns, counts):
     return Chunk(metrics, np.zeros(np.shape(returns), np.int64), iteration=0, seconds=0.0)
 
 
-def test_scores_are_means_of_the_last_hundred_episodes():
-    recent = RecentReturns(2)
-    recent.add(chunk([[1.0, np.nan], [2.0, np.nan]], [[80, 0], [60, 0]]))
-    assert recent.scores[0] == (80 * 1 + 60 * 2) / 140 and np.isnan(recent.scores[1])
-    recent.add(chunk([[5.0, 3.0]], [[50, 1]]))
-    np.testing.assert_allclose(recent.scores, [(60 * 2 + 50 * 5) / 110, 3.0])
-    recent.add(chunk([[np.nan, 7.0]], [[np.nan, 300]]))
-    np.testing.assert_allclose(recent.scores, [(60 * 2 + 50 * 5) / 110, 7.0])
-
-
 def test_final_returns_are_of_rows_that_end_at_different_iterations():
     returns = [[9, np.nan, np.nan], [2, 8, np.nan], [np.nan, 7, np.nan]]  # a NaN before the last 100 episodes
     metrics, steps, *_ = chunk(returns, [[9, 90, 0], [1, 50, 0], [0, 50, 0]])
@@ -58,35 +46,6 @@ def test_final_returns_are_of_rows_that_end_at_different_iterations():
     np.testing.assert_allclose(result.final_return, [(9 * 9 + 2) / 10, 7.5, np.nan])
     nothing_left = result._replace(metrics={}, steps=steps[:0])
     assert np.isnan(nothing_left.final_return).all() and nothing_left.final_return.shape == (3,)
-
-
-def test_each_row_keeps_its_best_policy(tmp_path):
-    keys, hyperparams = jax.random.split(jax.random.key(0), 3), Hyperparams()
-    states = jax.jit(lambda *rows: initial_states(OWN, *rows))(hyperparams, keys)
-    plan = RunSpec("run", OWN, hyperparams, keys)
-
-    def at(number):
-        params = jax.tree.map(lambda leaf: jax.device_put(np.full_like(leaf, number)), states.params)
-        return states.replace(params=params)
-
-    with PolicySaver(tmp_path, plan) as policies:
-        for number, scores in enumerate([[1, 5, np.nan], [2, 4, np.nan], [0, np.nan, np.nan]]):
-            progress = initial_progress(at(number), 3)._replace(steps=np.full(3, number), iteration=number)
-            policies.update(progress, np.array(scores, float))
-        policies.save()
-    with PolicySaver(tmp_path, plan, resume=True) as policies:
-        progress = initial_progress(at(7), 3)._replace(steps=np.full(3, 7), iteration=7)
-        policies.update(progress, np.array([1.5, 9, np.nan]))
-        policies.finish(at(8), np.full(3, 8), np.array([1.0, 1.0, np.nan]))
-    best = grpo_jax.load(tmp_path, which="best", row="all", config=OWN)
-    assert best.steps.tolist() == [1, 7, 8] and best.score.tolist()[:2] == [2, 9]
-    assert all((leaf == np.array([1, 7, 8]).reshape(3, *[1] * (leaf.ndim - 1))).all() for leaf in _leaves(best))
-    final = grpo_jax.load(tmp_path, row="all", config=OWN)
-    assert all((leaf == 8).all() for leaf in _leaves(final))
-
-
-def _leaves(policies):
-    return map(np.asarray, jax.tree.leaves(policies.params))
 
 
 def test_policies_are_read_back_exactly(saved):
@@ -190,7 +149,7 @@ ALGORITHM = with_reference(GRPO)._replace(filter_overlong=True)
     [
         CATCH,
         Config(environment="Catch-bsuite", algorithm=ALGORITHM, num_envs=4, network=MLP((4,))),
-        dataclasses.replace(CATCH, execution_plan=CATCH.plan, env_params={"max_steps_in_episode": 9}),
+        dataclasses.replace(CATCH, execution_plan="cpu", env_params={"max_steps_in_episode": 9}),
     ],
 )
 def test_configs_are_read_back_from_json(config, tmp_path):
@@ -216,7 +175,6 @@ def test_a_config_that_json_cannot_express_is_asked_for(tmp_path):
         ({"folder": "elsewhere"}, "there is no folder"),
         ({"run": "PPO"}, "no run 'PPO'.*run on Catch-bsuite"),
         ({"row": 2}, "row=2, .* the rows 0 to 1"),
-        ({"which": "last"}, "which='last' is unknown"),
         ({"config": dataclasses.replace(CATCH, network=MLP((5,)))}, r"Dense_0/bias is \[2, 4\] in .*, but \[2, 5\]"),
     ],
 )
@@ -231,19 +189,17 @@ def test_damaged_files_and_other_formats_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="several runs: 'another on Catch-bsuite', 'run on"):
         grpo_jax.load(tmp_path)
     folder = tmp_path / "policies" / "another_on_Catch-bsuite"
-    file, other = folder / "final.npz", folder / "best.npz"
+    file = folder / "final.npz"
     whole = file.read_bytes()
     place = len(whole) // 2  # in an array
     for broken in (whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :], whole[:100], b""):
         file.write_bytes(broken)
         with pytest.raises(ConfigError, match=f"{file} is damaged"):
             grpo_jax.load(tmp_path, "another")
-    file.unlink()
-    with pytest.raises(ConfigError, match="use which='best'"):
-        grpo_jax.load(folder)
-    edited(other, lambda fields: fields | {"format": 2})
+    file.write_bytes(whole)
+    edited(file, lambda fields: fields | {"format": 2})
     with pytest.raises(ConfigError, match="format 2, .* reads format 4: .* another version .*grpo-jax"):
-        grpo_jax.load(folder, which="best")
+        grpo_jax.load(folder)
 
 
 def test_half_precision_is_kept(tmp_path):

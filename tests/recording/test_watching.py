@@ -4,13 +4,14 @@ import dataclasses
 import json
 import math
 
+import jax
 import numpy as np
 import pytest
 
 from grpo_jax.environments.spaces import Box, Discrete, MultiDiscrete
 from grpo_jax.recording.metrics_file import read_metrics, truncate_metrics
 from grpo_jax.recording.training_warnings import DEAD_ITERATIONS, TrainingWarnings
-from grpo_jax.runs.programs import advice
+from grpo_jax.runs.programs import explain_out_of_memory
 from grpo_jax.runs.run_spec import Setting
 
 
@@ -69,10 +70,10 @@ def test_groups_are_dead_after_long_and_across_chunks_and_reported_once():
     assert TrainingWarnings(Discrete(2))(0, equal) == [], "equal scores with advantages"
 
 
-def test_exhausted_memory_says_how_many_rows_would_fit(monkeypatch):
-    assert "100 rows" in advice(100, 0) and "num_seeds" in advice(100, 0) and "would fit" not in advice(100, 0)
-    monkeypatch.setattr("grpo_jax.runs.programs.device_memory", lambda: 16 * 2**30)
-    assert "need 40.0 GiB of 16.0 GiB; about 36 would fit" in advice(100, 40 * 2**30)
+def test_exhausted_memory_says_what_to_lower():
+    with pytest.raises(MemoryError, match="100 rows .*RESOURCE_EXHAUSTED: 4 bytes.*num_seeds"):
+        with explain_out_of_memory(100):
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 4 bytes\nmore")
 
 
 def test_a_record_is_read_and_cut_whatever_a_killed_process_left(tmp_path):

@@ -7,12 +7,12 @@ import pytest
 from probes import Probe, bits
 from small import small_config
 
-from grpo_jax import Evaluate, Hyperparams, Recording, evaluate, no_progress, reached_return, recorded_run, run
+from grpo_jax import Evaluate, Hyperparams, Recording, evaluate, reached_return, recorded_run, run
 from grpo_jax.commands.harness.study import EvaluationArguments
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.metrics_file import read_metrics
 from grpo_jax.recording.run_folder import StopSignal
-from grpo_jax.runs.evaluations import GREEDY, SAMPLED, Evaluations, no_evaluations
+from grpo_jax.runs.evaluations import GREEDY, SAMPLED, Evaluations
 from grpo_jax.runs.progress import initial_progress, with_evaluation
 
 CONFIG = small_config("ppo", Probe(), num_envs=4, num_steps=8)
@@ -88,14 +88,9 @@ def returns(*sampled):
 def test_criteria():
     history = returns([1.0, 5.0, np.nan], [3.0, 4.0, np.nan], [2.0, 5.0, np.nan], [3.5, 5.0, np.nan])
     assert reached_return(4.5)(history).tolist() == [False, True, False]
-    assert no_progress(3)(history).tolist() == [False, True, True]
-    assert no_progress(1)(returns([1.0], [2.0], [2.0])).tolist() == [True]
-    assert no_progress(4)(history).tolist() == [False] * 3, "nothing comes before the last four"
-    assert no_progress(1)(no_evaluations(3)).tolist() == [False] * 3
-    flags = EvaluationArguments(evaluate_every=1, stop_at_return=4.5, stop_without_progress=3).make()
-    assert flags.stop_when(history).tolist() == [False, True, True]
-    assert flags.stop_when(returns([1.0, 5.0])).tolist() == [False, True]
-    with pytest.raises(ConfigError, match="there are none; set --evaluate-every, such as 10"):
+    flags = EvaluationArguments(evaluate_every=1, stop_at_return=4.5).make()
+    assert flags.stop_when(history).tolist() == [False, True, False]
+    with pytest.raises(ConfigError, match="needs evaluations; set --evaluate-every, such as 10"):
         EvaluationArguments(stop_at_return=4.5).make()
 
 
@@ -175,8 +170,6 @@ MISTAKES = {
     ),
     "every=-1 is not a positive integer": lambda: {"evaluate": Evaluate(-1)},
     "episodes=0 is not a positive integer": lambda: {"evaluate": Evaluate(2, 0)},
-    r"stop_when=5 is not a function; use one, such as reached_return\(5\)": lambda: {"evaluate": Evaluate(2, 3, 5)},
-    "threshold=nan is not a return": lambda: {"evaluate": Evaluate(2, 3, reached_return(np.nan))},
 }
 
 

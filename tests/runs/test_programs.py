@@ -30,16 +30,14 @@ def kept():
     return len([*cache_folder().glob("*-cache")])
 
 
-def test_a_run_keeps_its_programs_unless_told_not_to(home):
-    def begin(width, **options):
+def test_a_run_keeps_its_programs_and_no_others(home):
+    def begin(width):
         """Only `init` is compiled; anew, as no other test has this width."""
         sizes = {"num_envs": 4, "num_steps": 8, "num_minibatches": 1, "network": MLP((width,))}
         config = Config(environment=Probe(), algorithm="ppo", **sizes)
         stop = {"callback": lambda progress, chunk: progress._replace(stopped=np.array(True))}
-        run(config, Hyperparams(total_steps=64.0), jax.random.split(jax.random.key(0), 1), **stop, **options)
+        run(config, Hyperparams(total_steps=64.0), jax.random.split(jax.random.key(0), 1), **stop)
 
-    begin(13, compilation_cache=False)
-    assert not [*home.iterdir()]
     begin(17)
     assert kept() > 0 and jax.config.jax_compilation_cache_dir is None
     before = kept()

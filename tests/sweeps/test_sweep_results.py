@@ -75,8 +75,6 @@ def test_settings_are_ranked_by_their_means():
     lines = repr(result).splitlines()
     assert "IQM of 4 seeds" in lines[0] and "fewer than 6" in lines[1] and lines[2] == "  1  discount=1    10 [10, 10]"
     assert repr(ranking[1]).startswith("discount=0.9 on Catch-bsuite: final return 0 [0, 100], IQM of 4 seeds")
-    table = pytest.importorskip("pandas") and result.ranking_dataframe()
-    assert table.iloc[1].tolist() == [0.9, 0, 0, 100] and [*table.columns[1:]] == ["final_return", "low", "high"]
 
 
 def test_policies_are_those_of_the_best_setting(found):
@@ -157,13 +155,12 @@ MISTAKES = {
     "an unknown field": (CONFIG, {"learning_rat": [1e-3, 1e-2]}, "'learning_rat' is no field .*'learning_rate'"),
     "a field of a class": (CONFIG, {"sapo_tau_positive": [1, 2]}, r"_replace\(hyperparams="),
     "a word": (CONFIG, {"learning_rate": [1e-3, "fast"]}, "learning_rate 0.001 fast: not all of them are numbers"),
-    "the same": (CONFIG, {"discount": [1, 0.99999999]}, "value twice: discount=1 and discount=0.99999999 are the same"),
+    "the same": (CONFIG, {"discount": [1, 1.0]}, "one folder: discount=1 and discount=1"),
     "no values": (CONFIG, {"discount": []}, "discount has no values"),
     "algorithms": (CONFIG, {"algorithm": ["grpo", CONFIG.algorithm]}, r"for each: sweep\({name: Config\(algorithm="),
     "a list of configs": ([CONFIG], {"discount": [0.9, 1]}, "or several by their names"),
     "environments": ({"a": CONFIG, "b": Config("CartPole-v1")}, {}, "different environments cannot be ranked"),
     "one folder": ({"a/b": CONFIG, "A b": OTHER}, {"discount": [0.9, 1]}, "one folder: a/b, .* and A b, "),
-    "a set": (CONFIG, {"discount": {0.9, 1.0}}, "must be a list, whose order"),
     "a list of values": (CONFIG, [0.9, 1.0], "must be lists by their names"),
     "a size": (CONFIG, {"num_minibatches": [2, 7]}, "num_minibatches"),
 }

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from grpo_jax.errors import ConfigError
-from grpo_jax.recording import Curve, bootstrap_interval, iqm
 from grpo_jax.recording.figures import draw_curve, panels
 from grpo_jax.recording.files import check_fields, read_as
-from grpo_jax.recording.statistics import describe_seeds
+from grpo_jax.recording.statistics import Curve, bootstrap_interval, describe_seeds, iqm
 
 _MEANS = list[float | None]
 _KINDS = {

@@ -22,11 +22,12 @@ from grpo_jax.evaluation.generation import Sampling, generate
 from grpo_jax.language import CompletionFile, LanguageTask
 from grpo_jax.language.rewards import text_of
 from grpo_jax.language.turns import with_answers
-from grpo_jax.recording import RunSpec, pass_at_k
 from grpo_jax.recording.files import add_lines, write_json
 from grpo_jax.recording.run_folder import StopSignal
+from grpo_jax.recording.statistics import pass_at_k
 from grpo_jax.recording.trackers import log_table
 from grpo_jax.runs.progress import Chunk, Progress
+from grpo_jax.runs.run_spec import RunSpec
 
 NUM_SHOWN = 4
 SHARE = 0.2

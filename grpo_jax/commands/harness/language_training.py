@@ -14,10 +14,10 @@ from grpo_jax.commands.harness.study import CommandStudy
 from grpo_jax.language import LanguageTask, RewardError, load_params, save_adapter, save_trained
 from grpo_jax.language.folder import find_model, read_fields
 from grpo_jax.policies import add_lora
-from grpo_jax.recording import RunSpec
 from grpo_jax.recording.files import write_json
 from grpo_jax.recording.run_folder import CHECKPOINTS, StopSignal, deferred_signals
 from grpo_jax.runs.result import NUM_EPISODES
+from grpo_jax.runs.run_spec import RunSpec
 from grpo_jax.sweeps.runs import Score
 from grpo_jax.types import PyTree
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 import tyro
 from rich.console import Console
 from rich.filesize import decimal
@@ -25,7 +24,7 @@ from grpo_jax.recording.figures import plot_settings
 from grpo_jax.recording.policy_saver import FOLDER as POLICIES
 from grpo_jax.recording.run_folder import Recording
 from grpo_jax.recording.statistics import describe_seeds
-from grpo_jax.runs.evaluations import Evaluate, no_progress, reached_return
+from grpo_jax.runs.evaluations import Evaluate, reached_return
 from grpo_jax.runs.processes import is_process_zero
 from grpo_jax.runs.programs import keep_programs
 from grpo_jax.runs.progress import Chunk, Progress
@@ -55,25 +54,17 @@ class EvaluationArguments:
     """Episodes of each evaluation."""
     stop_at_return: float | None = None
     """Stop a seed once the return of an evaluation (sampled actions) is at least this."""
-    stop_without_progress: int | None = None
-    """Stop a seed after this many evaluations in a row without a better return."""
     num_final: Count = NUM_FINAL
     """Episodes of the final evaluation of each seed, all played until the longest ends; fewer cost less time."""
 
     def make(self) -> Evaluate | None:
-        """The evaluations; raises ConfigError if a criterion has none to decide by."""
-        given = (reached_return, self.stop_at_return), (no_progress, self.stop_without_progress)
-        criteria = [make(value) for make, value in given if value is not None]
-        if not self.evaluate_every:
-            if criteria:
-                decide = "--stop-at-return and --stop-without-progress decide by evaluations, but there are none"
-                raise ConfigError(f"{decide}; set --evaluate-every, such as 10")
-            return None
-
-        def stop_when(evaluations):
-            return np.any([criterion(evaluations) for criterion in criteria], axis=0)
-
-        return Evaluate(self.evaluate_every, self.evaluation_episodes, stop_when if criteria else None)
+        """The evaluations; raises ConfigError if there are none for --stop-at-return to decide by."""
+        stop_when = None if self.stop_at_return is None else reached_return(self.stop_at_return)
+        if self.evaluate_every:
+            return Evaluate(self.evaluate_every, self.evaluation_episodes, stop_when)
+        if stop_when is not None:
+            raise ConfigError("--stop-at-return needs evaluations; set --evaluate-every, such as 10")
+        return None
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -88,8 +79,6 @@ class StudyArguments:
     """Folder for the results; a new one under runs/ if left out."""
     format: Form = "table"
     """What the table of results is printed as."""
-    compilation_cache: bool = True
-    """Keep compiled programs in ~/.cache/grpo_jax: from the second start on, seconds instead of tens of seconds."""
     recording: RecordingArguments = dataclasses.field(default_factory=RecordingArguments)
     evaluation: EvaluationArguments = dataclasses.field(default_factory=EvaluationArguments)
     devices: DeviceArguments = dataclasses.field(default_factory=DeviceArguments)
@@ -160,13 +149,9 @@ def study_options(name: str, arguments: StudyArguments) -> dict[str, Any]:
         "evaluate": arguments.evaluation.make(),
         "mesh": make_mesh(**mesh_sizes(sizes, "--mesh")) if sizes else None,
         "console": make_console(quiet=not is_process_zero(), stderr=arguments.format != "table"),
-        "compilation_cache": arguments.compilation_cache,
         "score": sampled_return(arguments.evaluation.num_final),
     }
-    if arguments.compilation_cache:
-        keep_programs()
-    else:  # also for a warm start, before the run
-        jax.config.update("jax_enable_compilation_cache", False)
+    keep_programs()  # also for a warm start, before the run
     return options
 
 
