@@ -55,8 +55,6 @@ def make_bases(
             "sweep takes a Config, or several by their names: "
             'sweep({"ppo": Config(algorithm="ppo"), "grpo": Config(algorithm="grpo")}, ...)'
         )
-    if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
-        raise ConfigError(f'values={values!r} must be lists by their names, such as {{"learning_rate": [1e-3, 3e-4]}}')
     for config in named.values():
         hyperparams = completed(hyperparams, config.hyperparams_class)
     for name in (name for name, value in vars(hyperparams).items() if np.ndim(value)):

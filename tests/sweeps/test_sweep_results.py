@@ -161,7 +161,6 @@ MISTAKES = {
     "a list of configs": ([CONFIG], {"discount": [0.9, 1]}, "or several by their names"),
     "environments": ({"a": CONFIG, "b": Config("CartPole-v1")}, {}, "different environments cannot be ranked"),
     "one folder": ({"a/b": CONFIG, "A b": OTHER}, {"discount": [0.9, 1]}, "one folder: a/b, .* and A b, "),
-    "a list of values": (CONFIG, [0.9, 1.0], "must be lists by their names"),
     "a size": (CONFIG, {"num_minibatches": [2, 7]}, "num_minibatches"),
 }
 
