@@ -18,7 +18,7 @@ from rich.progress import track
 from rich.table import Table
 
 from grpo_jax import GRPO, PPO, Algorithm, Config, make_init, objectives
-from grpo_jax.algorithms import DR_GRPO, KERNEL_GAE, RLOO, SAME_STEP_GAE, STATE_HASH
+from grpo_jax.algorithms import DR_GRPO, KERNEL_GAE, RLOO, SAME_STEP_GAE
 from grpo_jax.baselines import KernelHyperparams, kernel_baseline
 from grpo_jax.commands.harness.command import command, make_console
 from grpo_jax.commands.harness.limits import Count, OutFile, Seed
@@ -97,7 +97,6 @@ def estimators(known: Exact) -> list[Estimator]:
         Estimator("Dr. GRPO, fresh", per_episode(DR_GRPO), "shorter by 1/G: its mean contains the member itself"),
         Estimator("RLOO, fresh", per_episode(RLOO)),
         Estimator("same step, fresh", per_episode(return_to_go)),
-        Estimator("state hash, fresh", per_episode(STATE_HASH)),
         Estimator("kernel, fresh", per_episode(kernel)),
         Estimator("kernel + GAE, fresh", per_episode(kernel_gae), "bootstraps from noisy values"),
         Estimator("same step, anchored", per_step(return_to_go, ANCHORED), cut),

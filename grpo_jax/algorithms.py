@@ -125,9 +125,6 @@ REINFORCE_PLUS_PLUS_BASELINE = GRPO._replace(advantage=whitened(outcome(objectiv
 # Ratios are clipped, and one greedy episode serves a whole group.
 _GREEDY = outcome(objectives.greedy_baseline, objectives.episode_scores, objectives.greedy_scores)
 REMAX = GRPO._replace(advantage=_GREEDY, greedy_member=True)
-# The paper is strictly on-policy, without a clip and a KL penalty.
-_BY_LENGTH = outcome(objectives.length_weighted, objectives.episode_scores, objectives.episode_lengths)
-OPO = GRPO._replace(advantage=_BY_LENGTH)
 # The lead is in standard deviations of the group, as in verl.
 PASS_AT_K = GRPO._replace(advantage=outcome(with_hyperparams(objectives.pass_at_k, **_DEVIATION)))
 # The paper has no KL penalty, and weighs groups with a signal more where others have none.
@@ -195,10 +192,6 @@ KERNEL_GAE = _GROUP_GAE._replace(baseline=baselines.kernel_baseline(), hyperpara
 SAME_STEP_GAE = _GROUP_GAE._replace(baseline=baselines.same_step_baseline)
 # As of SAME_STEP_GAE; the critic bootstraps where the window ends, and nowhere else.
 SAME_STEP_CRITIC = SAME_STEP_GAE._replace(critic=with_hyperparams(objectives.value_loss))
-# Visits of all rollouts count, in the paper those of the group.
-STATE_HASH = SAME_STEP_GAE._replace(
-    advantage=objectives.return_minus_value_advantage, baseline=baselines.state_hash_baseline
-)
 
 _TABLE = {
     "grpo": (GRPO, "2402.03300", "One-episode groups: the return relative to its group's, in standard deviations"),
@@ -209,7 +202,6 @@ _TABLE = {
     "reinforce_plus_plus": (REINFORCE_PLUS_PLUS, "2501.03262", "Returns-to-go, whitened over the batch; no groups"),
     "reinforce_plus_plus_baseline": (REINFORCE_PLUS_PLUS_BASELINE, "2501.03262", "Less the group's mean, whitened"),
     "remax": (REMAX, "2310.10505", "The return minus that of a greedy episode"),
-    "opo": (OPO, "2505.23585", "Minus the group's mean weighted by episode length"),
     "pass_at_k": (PASS_AT_K, "2503.19595", "The probability that one of k samples succeeds"),
     "gpg": (GPG, "2504.02546", "The plain policy gradient, without a ratio or a clip"),
     "dapo": (DAPO, "2503.14476", "A higher upper clip, no KL, groups without signal left out"),
@@ -233,7 +225,6 @@ _TABLE = {
     "kernel_gae": (KERNEL_GAE, "2604.28005", "GAE without a critic: values from similar states of other environments"),
     "same_step_gae": (SAME_STEP_GAE, "2402.14740", "GAE on the group's mean return at the same step"),
     "same_step_critic": (SAME_STEP_CRITIC, "2402.14740", "As same_step_gae, with a critic where the window ends"),
-    "state_hash": (STATE_HASH, "2505.10978", "The return minus the mean over visits of the same state"),
 }
 """By name: the algorithm, its paper on arxiv.org, and what sets it apart."""
 ALGORITHMS = {name: algorithm for name, (algorithm, _, _) in _TABLE.items()}

@@ -50,7 +50,6 @@ FUNCTIONS = dict(
     + [given(name, 1) for name in (*OF_STEPS.split(), "importance_ratio")]
     + [given(name, 2) for name in OF_TWO.split()]
     + [
-        given("length_weighted", 2, shape=GROUPS),
         given("process_supervised", 1, MASK, N // G),
         given("near_behaviour", 2, limit=0.1),
         given("high_entropy", 1, MASK),
@@ -70,10 +69,6 @@ FUNCTIONS = dict(
     ]
 ) | {
     "kernel_values": (of_window(baselines.kernel_values, discount=0.9, bandwidth=0.2), (T, N, E), (F, N, E), STEPS),
-    "state_hash_values": (
-        bound(baselines.state_hash_values, ..., ..., ..., MASK, ...),
-        *((T, N, E), (F, N, E), STEPS, STEPS),
-    ),
     "same_state_advantage": (bound(baselines.same_state_advantage, ..., ..., MASK, N // G), STEPS, (T, N, E)),
     "bootstrapped_returns": (
         bound(objectives.bootstrapped_returns, ..., ..., TERMINATED, TRUNCATED, discount=0.9),

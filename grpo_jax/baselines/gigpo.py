@@ -51,7 +51,7 @@ def same_state_advantage(
     returns, valid = at_least_float32(returns).reshape(-1), mask.astype(bool).reshape(-1)
     group = jnp.broadcast_to(jnp.arange(mask.shape[1], dtype=jnp.uint32) // group_size, mask.shape)
     # Invalid steps stand in a state of their own, which no valid step shares.
-    ids, _ = state_numbers((group, mask.astype(jnp.uint32), state), jnp.zeros(mask.shape, jnp.int32))
+    ids = state_numbers((group, mask.astype(jnp.uint32), state), mask.size)
 
     def over_visits(function, x):
         return function(x, ids, ids.size)[ids]

@@ -24,7 +24,7 @@ from grpo_jax.precision import above_rounding, at_least_float32
 from grpo_jax.types import Trajectory
 
 __all__ = ["batch_normalized", "decoupled_normalized", "greedy_baseline", "group_centered", "group_normalized"]
-__all__ += ["leave_one_out", "length_weighted", "pass_at_k", "process_supervised", "process_supervised_advantage"]
+__all__ += ["leave_one_out", "pass_at_k", "process_supervised", "process_supervised_advantage"]
 __all__ += ["max_rl", "same_step_leave_one_out"]
 
 
@@ -104,26 +104,6 @@ def greedy_baseline(scores: jax.Array, greedy_scores: jax.Array) -> jax.Array:
     """
     chex.assert_shape(greedy_scores, scores.shape[:-1])
     return at_least_float32(scores) - at_least_float32(greedy_scores)[..., None]
-
-
-def length_weighted(scores: jax.Array, lengths: jax.Array) -> jax.Array:
-    """Scores minus the mean of their group weighted by length: the baseline of least variance for summed losses.
-
-        A_i = r_i - sum_j(len_j r_j) / sum_j(len_j)
-
-    OPO (https://arxiv.org/abs/2505.23585).
-
-    Args:
-      scores: `[num_groups, group_size]`.
-      lengths: `[num_groups, group_size]`, the valid steps of each rollout; a group without any is weighted evenly.
-    """
-    _check_groups(scores.shape[-1], "length_weighted")
-    chex.assert_equal_shape([scores, lengths])
-    lengths = at_least_float32(lengths)
-    weights = jnp.where(jnp.sum(lengths, axis=-1, keepdims=True) > 0, lengths, 1)
-    weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
-    deviations = centred(scores)
-    return deviations - jnp.sum(weights * deviations, axis=-1, keepdims=True)
 
 
 def pass_at_k(scores: jax.Array, *, eps: float = 1e-6, ddof: float = 0) -> jax.Array:

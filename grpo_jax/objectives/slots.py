@@ -18,7 +18,7 @@ from grpo_jax.objectives.whitening import whiten
 from grpo_jax.precision import above_rounding
 from grpo_jax.types import Trajectory
 
-__all__ = ["episode_lengths", "episode_scores", "greedy_scores", "outcome", "reward_part_scores"]
+__all__ = ["episode_scores", "greedy_scores", "outcome", "reward_part_scores"]
 __all__ += ["rewarded_parts", "reward_part_weights", "with_hyperparams", "whitened"]
 
 
@@ -49,11 +49,6 @@ def _equal_up_to_rounding(scores: jax.Array, sizes: jax.Array) -> jax.Array:
     """The scores `[num_groups, group_size, ...]`; those of a group whose differences are rounding are its first one."""
     differs = above_rounding(jnp.max(scores, 1, keepdims=True) - jnp.min(scores, 1, keepdims=True), sizes) != 0
     return jnp.where(differs, scores, scores[:, :1])
-
-
-def episode_lengths(trajectory: Trajectory, group_size: int) -> jax.Array:
-    """`[num_groups, group_size]`: the number of valid steps of each rollout in which the policy acted."""
-    return jnp.sum(trajectory.acted, axis=0).reshape(-1, group_size)
 
 
 def greedy_scores(trajectory: Trajectory, group_size: int) -> jax.Array:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from probes import FOREVER, Probe, Recall, acted, check, difference, known_params, known_policy, random_window, standing
 
-from grpo_jax import PPO, Config, baselines, make_init, make_train_step, objectives
-from grpo_jax.algorithms import KERNEL_GAE, SAME_STEP_CRITIC, SAME_STEP_GAE, STATE_HASH
+from grpo_jax import PPO, Config, make_init, make_train_step, objectives
+from grpo_jax.algorithms import KERNEL_GAE, SAME_STEP_CRITIC, SAME_STEP_GAE
 from grpo_jax.baselines import KernelHyperparams, Window, kernel_values
 from grpo_jax.environments import make_environment
 from grpo_jax.errors import ConfigError
@@ -65,7 +65,7 @@ def kernel(data, bandwidth, **options):
     return kernel_values(Window(**data), discount=DISCOUNT, bandwidth=bandwidth, **options)
 
 
-state_hash, same_step = jax.jit(baselines.state_hash_values), jax.jit(same_step_leave_one_out, static_argnums=2)
+same_step = jax.jit(same_step_leave_one_out, static_argnums=2)
 returns_to_go = jax.jit(functools.partial(bootstrapped_returns, discount=DISCOUNT))
 
 
@@ -133,7 +133,7 @@ def test_a_state_that_is_not_finite_says_nothing_of_others(broken, options):
     np.testing.assert_allclose(final_values[same_final], final_others[same_final], atol=1e-6)
 
 
-# --- returns, same step, state hash ----------------------------------------------------------------------------------
+# --- returns ---------------------------------------------------------------------------------------------------------
 
 
 def test_returns_are_continued_where_they_were_cut():
@@ -145,29 +145,6 @@ def test_returns_are_continued_where_they_were_cut():
     single = returns_to_go(arguments[0], final_values[:1], *arguments[2:])
     expected = [[oracle_return(data, t, n, lambda f, n=n: final_values[0, n]) for n in range(N)] for t in range(T)]
     np.testing.assert_allclose(single, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_visits_to_the_same_state():
-    rng = np.random.default_rng(1)
-    states = rng.integers(0, 3, (T + F, N, 2)).astype(np.float32)
-    returns, mask = rng.normal(size=(T, N)).astype(np.float32), rng.random((T, N)) < 0.8
-    states[2, 3] = 7  # nobody else comes here
-    states[0, 0], states[0, 1] = 0.0, -0.0  # the sign of a zero makes no other state
-    returns[1, 0], mask[1, 0] = np.nan, True
-    fallback = rng.normal(size=(T, N)).astype(np.float32)
-    actual = jax.tree.map(np.asarray, state_hash(states[:T], states[T:], returns, mask, fallback))
-
-    counted = mask & np.isfinite(returns)
-
-    def mean_of_visits(state, n, steps, otherwise):
-        same = (states[:steps] == state).all(-1) & counted[:steps] & (np.arange(N) != n)
-        return returns[:steps][same].mean() if same.any() else otherwise
-
-    expected = [[mean_of_visits(states[t, n], n, T, fallback[t, n]) for n in range(N)] for t in range(T)]
-    final = [[mean_of_visits(states[T + f, n], n, T // 2, 0.0) for n in range(N)] for f in range(F)]
-    np.testing.assert_allclose(actual[0], expected, atol=1e-5)
-    np.testing.assert_allclose(actual[1], final, atol=1e-5)
-    assert actual[0][2, 3] == fallback[2, 3]
 
 
 # --- in a rollout and in a batch -------------------------------------------------------------------------------------
@@ -216,7 +193,7 @@ def batches(trajectory, algorithm):
     )
 
 
-@pytest.mark.parametrize("algorithm", [KERNEL_GAE, SAME_STEP_GAE, STATE_HASH], ids=["kernel", "same step", "hash"])
+@pytest.mark.parametrize("algorithm", [KERNEL_GAE, SAME_STEP_GAE], ids=["kernel", "same step"])
 def test_a_baseline_composes_with_gae_and_with_return_to_go(rollout, algorithm):
     trajectory = rollout[1]._replace(value=None, next_value=None, final_value=None)
     (value, final_value), one_step, whole, plain = batches(trajectory, algorithm)
@@ -315,7 +292,7 @@ def test_no_gradient_flows_into_values(rollout):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", [KERNEL_GAE, SAME_STEP_CRITIC, STATE_HASH], ids=["kernel", "critic", "hash"])
+@pytest.mark.parametrize("algorithm", [KERNEL_GAE, SAME_STEP_CRITIC], ids=["kernel", "critic"])
 def test_train_steps_with_memory_and_normalised_observations(algorithm):
     network = {"network": MLP((4,), recurrent="gru", recurrent_size=3), "normalize_observations": True}
     config = Config(environment=Recall(), algorithm=algorithm, group_size=4, **SIZES, **network)

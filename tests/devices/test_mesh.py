@@ -114,7 +114,6 @@ from grpo_jax.devices.mesh import make_mesh
 from grpo_jax.policies import MLP
 
 windows = {"group_size": 4, "num_steps": 16, "regroup_every": 8}
-catch = {"environment": "Catch-bsuite", "env_params": {"max_steps_in_episode": 9}}
 settings = {
     "grpo": {"algorithm": "grpo", "group_size": 4, "env_params": {"max_steps_in_episode": 32}},
     "ppo": {"algorithm": "ppo", "num_steps": 16, "normalize_observations": True, "normalize_rewards": True},
@@ -129,7 +128,6 @@ settings = {
     "kernel": {"algorithm": "kernel_gae"} | windows,
     "same step": {"algorithm": "same_step_gae"} | windows,
     "critic": {"algorithm": "same_step_critic", "normalize_rewards": True} | windows,
-    "hash": {"algorithm": "state_hash"} | windows | catch,
     "forks": {"algorithm": GRPO._replace(start=forked(3)), "group_size": 4, "num_steps": 16, "num_kept_groups": 2},
     "forks and baseline": {"algorithm": SAME_STEP_GAE._replace(start=forked(3)), "group_size": 4, "num_steps": 16},
 }[sys.argv[1]]

@@ -16,7 +16,6 @@ SCORES = np.random.default_rng(0).normal(3.0, 2.0, (5, 4)).astype(np.float32)
 LENGTHS = np.random.default_rng(1).integers(1, 9, (5, 4))
 NAMES = "group_normalized group_centered leave_one_out pass_at_k max_rl batch_normalized"
 IN_GROUPS = {name: getattr(objectives, name) for name in NAMES.split()} | {
-    "length_weighted": lambda r: objectives.length_weighted(r, jnp.resize(jnp.asarray(LENGTHS), r.shape)),
     "decoupled_normalized": lambda r: objectives.decoupled_normalized(r[None], jnp.ones(1)),
 }
 OF_ONE_GROUP = IN_GROUPS | {
@@ -120,7 +119,6 @@ def test_group_of_four_by_hand():
         functools.partial(objectives.group_normalized, eps=0.0, ddof=1): np.array([[-1, -1, -1, 3]]) / 2,
         functools.partial(objectives.group_normalized, eps=1.0, ddof=1): np.array([[-1, -1, -1, 3]]) / 3,
         functools.partial(objectives.pass_at_k, eps=0.0): [[0, 0, 0, 4 / np.sqrt(3)]],
-        lambda scores: objectives.length_weighted(scores, jnp.array([[2, 2, 2, 6]])): [[-2, -2, -2, 2]],
         lambda scores: objectives.greedy_baseline(scores, jnp.array([3.0])): [[-3, -3, -3, 1]],
     }
     estimate_all = jax.jit(lambda scores: [estimate(scores) for estimate in expected])
@@ -131,7 +129,6 @@ def test_group_of_four_by_hand():
 def test_estimators_of_each_other():
     scores, x = jnp.asarray(SCORES), SCORES.astype(np.float64)
     centred, others = objectives.group_centered(scores), (x.sum(1, keepdims=True) - x) / 3
-    close(objectives.length_weighted(scores, jnp.zeros(scores.shape)), centred)
     close(objectives.leave_one_out(scores), 4 / 3 * centred)
     close(objectives.leave_one_out(scores), x - others)
     close(objectives.batch_normalized(scores), (x - x.mean(1, keepdims=True)) / (x.std() + 1e-6))

@@ -51,7 +51,7 @@ OF_A_SAMPLER = {
     *(f"verl/loss_bypass_{k}" for k in range(6)),
 }
 NOT_HERE = "verl/loss_clip_cov verl/loss_kl_cov verl/optimal_token verl/tir_optimal_token verl/loss_dppo".split()
-NOT_HERE += "verl/loss_geo_mean prime_rl/loss_dppo prime_rl/loss_ref_kl".split()
+NOT_HERE += "verl/opo verl/loss_geo_mean prime_rl/loss_dppo prime_rl/loss_ref_kl".split()
 NOT_HERE += "trl/loss_gmpo trl/loss_vespo trl/vespo_weights".split()
 UNKNOWN = {
     "trl/loss_luspo/token": "masked steps enter that loss, which they never do here",
@@ -74,7 +74,7 @@ def of_kinds(kinds):
 
 def test_every_case_is_covered():
     assert [len(cases) for cases in ALL] == [102, 292]
-    assert sum(map(len, CASES.values())) == 258
+    assert sum(map(len, CASES.values())) == 256
     kinds = {kind.partition("@")[0] for kind in CASES}
     assert kinds == LOSSES | ADVANTAGES.keys() | OTHERS.keys() | {"verl/value_loss"}
 
@@ -249,7 +249,7 @@ def test_clipped_value_loss():
 BY_DDOF = o.whiten, o.group_normalized, o.pass_at_k, o.decoupled_normalized
 whiten, group_normalized, pass_at_k, decoupled_normalized = (jax.jit(f, static_argnames="ddof") for f in BY_DDOF)
 group_centered, leave_one_out, max_rl = map(jax.jit, (o.group_centered, o.leave_one_out, o.max_rl))
-length_weighted, discounted_returns, gae = map(jax.jit, (o.length_weighted, o.discounted_returns, o.gae))
+discounted_returns, gae = map(jax.jit, (o.discounted_returns, o.gae))
 same_state = jax.jit(same_state_advantage, static_argnums=3, static_argnames=("normalize", "ddof"))
 
 
@@ -335,8 +335,7 @@ def of_first(formula):
 
     def result(x, s):
         scores = grouped(x["token_level_rewards"].sum(0), x["index"])
-        lengths = grouped(x["response_mask"].sum(0), x["index"])
-        advantages = np.asarray(formula(scores, lengths))
+        advantages = np.asarray(formula(scores))
         np.testing.assert_array_equal(advantages[0], 0.0)
         return advantages.reshape(1, -1) * x["response_mask"]
 
@@ -379,11 +378,10 @@ def whitened_gae(x, s):
 
 # The published trainers take the unbiased standard deviation; our default, as the papers', is the population's.
 FIRST = {
-    "grpo": of_first(lambda scores, lengths: group_normalized(scores, ddof=1)),
-    "dr_grpo": of_first(lambda scores, lengths: group_centered(scores)),
-    "rloo": of_first(lambda scores, lengths: leave_one_out(scores)),
-    "opo": of_first(length_weighted),
-    "grpo_passk": of_first(lambda scores, lengths: pass_at_k(scores, ddof=1)),
+    "grpo": of_first(lambda scores: group_normalized(scores, ddof=1)),
+    "dr_grpo": of_first(group_centered),
+    "rloo": of_first(leave_one_out),
+    "grpo_passk": of_first(lambda scores: pass_at_k(scores, ddof=1)),
     "reinforce_plus_plus": reinforce_plus_plus,
     "reinforce_plus_plus_baseline": reinforce_plus_plus_baseline,
     "remax": remax,

@@ -83,7 +83,7 @@ def of_paths(names, change):
     return jax.device_get(advantages(jax.tree.map(jnp.asarray, trajectory)))
 
 
-OF_SCORES = "grpo dr_grpo rloo opo pass_at_k lite_ppo max_rl gdpo gigpo reinforce_plus_plus_baseline".split()
+OF_SCORES = "grpo dr_grpo rloo pass_at_k lite_ppo max_rl gdpo gigpo reinforce_plus_plus_baseline".split()
 
 
 def test_rewards_with_the_same_sum_on_every_path_teach_nothing():

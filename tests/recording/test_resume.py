@@ -40,12 +40,10 @@ RUNS = {
 # Where processes talk to each other, an iteration takes longer.
 FEW = ("--num-steps", "16", "--checkpoint-every", "4", "--total-steps", "3840")
 WINDOWS = (*FEW, "--group-size", "4", "--regroup-every", "8")
-CATCH = ("--environment", "Catch-bsuite", "--env-params", "max_steps_in_episode=9")  # comes by the same states again
 RUNS |= {
     "hosts": ("--algorithm", "ppo", *FEW),
     "kernel": ("--algorithm", "kernel_gae", *WINDOWS),
     "critic": ("--algorithm", "same_step_critic", *WINDOWS, "--normalize-rewards"),
-    "hash": ("--algorithm", "state_hash", *WINDOWS, *CATCH),
     "forks": ("--algorithm", "forks", *FEW, "--group-size", "4"),
 }
 # Starts that have no name on the command line get one.
@@ -213,7 +211,6 @@ def test_a_signal_loses_no_iteration(number, uninterrupted, environment, tmp_pat
         ("hosts", ("seeds=2", "envs=2")),
         ("kernel", ("envs=4",)),  # groups of four, of which each device has two members
         ("critic", ("seeds=2", "envs=2")),
-        ("hash", ("envs=4",)),
         ("forks", ("seeds=2", "envs=2")),
     ],
     ids=lambda value: value if isinstance(value, str) else "+".join(value),
