@@ -48,7 +48,8 @@ def test_train_writes_its_results(tmp_path, capsys):
     assert len(lines[0]["episode/return_mean"]) == 2
     assert (tmp_path / "out" / "learning_curves.png").read_bytes().startswith(b"\x89PNG")
     table, said = capsys.readouterr()
-    assert [line.partition(",")[0] for line in table.splitlines()] == ["run", "ppo"], "for a file, the table alone"
+    first = [line.split(" | ")[0] for line in table.splitlines()]
+    assert first == ["| run", "| ---", "| ppo"], "for a file, the table alone"
     assert "final evaluation, 8 sampled episodes each" in said and " kB)" in said
     # A mistake is found before the folder is made.
     with pytest.raises(FileExistsError, match="another folder"):
