@@ -115,16 +115,18 @@ print(json.dumps({event.split("/")[-1]: count for event, count in counts.items()
 
 @pytest.mark.slow
 def test_a_second_start_compiles_nothing(folder):
-    """Each is a process of its own; rewards in Python and prompts are in no program."""
+    """But a few keys before the cache is open. Each is a process of its own; no program has rewards or prompts."""
     make_tiny()
     (folder / "rewards.py").write_text("def lengths(completions): return [len(text) for text in completions]")
     flags = "--model tiny --prompts prompts.jsonl --reward rewards:lengths --max-completion 6 --num-iterations 2"
     environment = os.environ | {"XDG_CACHE_HOME": str(folder / "cache"), "PYTHONPATH": f"{folder}:{REPOSITORY}"}
+    kept = []
     for number in range(2):
         command = [sys.executable, "-c", COUNTING, *flags.split(), "--out", f"out{number}"]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         counts = json.loads(done.stdout.splitlines()[-1])
-    assert counts["cache_hits"] == counts["compile_requests_use_cache"] > 20, counts
+        kept.append({path.name for path in (folder / "cache").rglob("*-cache")})
+    assert kept[0] == kept[1] and counts["cache_hits"] > 20 and "cache_misses" not in counts, counts
     first, second = (load_params(f"{out}/model")["actor"]["embedding"] for out in ("out0", "out1"))
     np.testing.assert_array_equal(first, second)
 
