@@ -22,7 +22,7 @@ class LanguageTask:
     """Prompts, rewards, and a model that completes the prompts.
 
     Attributes:
-      messages_of: the answers of `respond`, messages, by their tokens.
+      messages_of: the latest answers of `respond`, messages, by the prompt and all tokens up to their end.
       reward_times: seconds of each call of the rewards by runs that train on it.
 
     Raises:

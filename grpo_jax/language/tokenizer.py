@@ -2,6 +2,7 @@
 
 import bisect
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -64,11 +65,17 @@ class Tokenizer:
         return tokens
 
     def encode_reply(self, messages: Messages, answer: Mapping[str, Any], *, after: int) -> list[int]:
-        """The tokens from the assistant's last message to its next one; `after`, the last so far, may have ended it."""
+        """The tokens from the assistant's last message to its next one; `after`, the last so far, may have ended it.
+
+        ConfigError if the chat template leaves out a word of the answer, as some do all that a tool says.
+        """
         mark = "THE_LAST_MESSAGE"
-        text = self.render([*messages[:-1], {**messages[-1], "content": mark}, answer])
-        tokens = self._encoding(text.rpartition(mark)[2]).ids
-        return tokens[after in self.end_tokens and tokens[0] in self.end_tokens :]
+        text = self.render([*messages[:-1], {**messages[-1], "content": mark}, answer]).rpartition(mark)[2]
+        if lost := [word for word in re.findall(r"\w+", answer["content"]) if word not in text]:
+            lost = f"the model's chat template leaves out {lost[0]!r} of the answer {answer!r:.200}"
+            raise ConfigError(f"{lost}; let respond return a text, which is a message of the user")
+        tokens = self._encoding(text).ids
+        return tokens[after in self.end_tokens and not {*tokens[:1]}.isdisjoint(self.end_tokens) :]
 
     def _encoding(self, text: str, *, add_special_tokens: bool = False) -> Any:
         with as_config_error(f"{text!r:.200} is not a text in Unicode, as where half of a surrogate pair is alone: %s"):

@@ -40,16 +40,16 @@ def conversations(task: Any, prompt: np.ndarray, tokens: np.ndarray, answers: np
     The arguments are a `LanguageTask` and those of its `judge`.
     """
     answers, chats = np.full(np.shape(tokens), PAD) if answers is None else answers, []
-    rows = task.tokens[np.ravel(prompt)], *(np.reshape(each, (-1, np.shape(tokens)[-1])) for each in (tokens, answers))
-    for before, row, answer in zip(*rows, strict=True):
+    rows = np.ravel(prompt).tolist(), *(np.reshape(each, (-1, np.shape(tokens)[-1])) for each in (tokens, answers))
+    for index, row, answer in zip(*rows, strict=True):
         chats.append([])
         bounds = [0, *np.flatnonzero(np.diff(answer >= 0)) + 1, len(row)]
         for number, (begin, end) in enumerate(itertools.pairwise(bounds)):
             if number % 2 == 0:
-                text = task.model.tokenizer.decode(row[begin:end], [*before, *row[:begin]])
+                text = task.model.tokenizer.decode(row[begin:end], [*task.tokens[index], *row[:begin]])
                 chats[-1].append({"role": "assistant", "content": text})
             elif end < len(row):  # else the limit has cut it
-                chats[-1].append(task.messages_of[tuple(answer[begin:end].tolist())])
+                chats[-1].append(task.messages_of[index, *row[:end].tolist()])
     return chats
 
 
@@ -62,15 +62,16 @@ def with_answers(task: Any, prompt: np.ndarray, tokens: np.ndarray, answers: np.
         return None
     chats, limit = conversations(task, prompt, tokens, answers), np.shape(tokens)[-1]
     rows, new = np.reshape(tokens, (-1, limit)), np.reshape(answers, (-1, limit)).copy()
-    lengths, turns = (rows != PAD).sum(axis=1), np.array([len(chat) // 2 + 1 for chat in chats])
+    lengths, turns = (rows != PAD).sum(axis=1), np.array([len(chat) // 2 + 1 for chat in chats]) + (new[:, -1] >= 0)
     # Those of fewer turns have got no answer before.
     asked = np.flatnonzero((lengths < limit) & (turns == turns.max()) & (turns < task.max_turns))
-    whole = [[*task.all_prompts.contents[np.ravel(prompt)[row]], *chats[row]] for row in asked]
+    prompts = np.ravel(prompt).tolist()
+    whole = [[*task.all_prompts.contents[prompts[row]], *chats[row]] for row in asked]
     for row, chat, answer in zip(asked, whole, _ask(task.respond, whole), strict=True):
         if answer is not None:
             end = lengths[row]
             ids = task.model.tokenizer.encode_reply(chat, answer, after=rows[row, end - 1])
-            task.messages_of[tuple(ids)] = answer
+            task.messages_of[prompts[row], *rows[row, :end].tolist(), *ids] = answer
             new[row, end : end + len(ids)] = ids[: limit - end]
     new = new.reshape(np.shape(answers))
     return None if (new == answers).all() else new

@@ -11,7 +11,7 @@ from language_models import CHATML, TEMPLATES, make_model, make_task
 from grpo_jax import Config, Hyperparams, Sampling, generate, make_learn, make_play
 from grpo_jax.errors import ConfigError
 from grpo_jax.language import Reward, RewardError, Tokenizer, language_environment, load_model, load_tokenizer
-from grpo_jax.language.turns import with_answers
+from grpo_jax.language.turns import conversations, with_answers
 from grpo_jax.policies import categorical, make_token_policy
 from grpo_jax.training.host_side import host_outcome, played_with_host, with_choices
 from grpo_jax.training.train_step import initial_state
@@ -58,7 +58,23 @@ def test_what_has_ended_is_answered_and_the_limit_cuts_an_answer(model):
     after[0, [row.tolist().index(PAD) for row in after[:1]]] = END
     said = task.texts(np.zeros(4, int), after, answers)
     assert said == [["a", "b", ""], ["8"], ["c"], ["d" * 50]], "a reward does not see an answer that was cut"
-    assert with_answers(task, np.zeros(4, int), after, answers) is None, "nobody is asked twice"
+    assert with_answers(task, np.zeros(4, int), after, answers) is None
+
+
+def test_nobody_is_asked_twice_and_a_message_stays_with_its_conversation(model):
+    asked = []
+
+    def respond(messages):
+        asked.append(messages[-1]["content"])
+        length = len(asked[-1])
+        return "b" * 99 if length == 3 else {"role": "tool", "content": "5", "length": length} if length < 3 else None
+
+    task = turns(model, respond)
+    tokens, answers = answered(task, "a", "cc", "ddd", "eeee")
+    after = np.where(answers >= 0, answers, tokens)
+    seen = conversations(task, np.zeros(4, int), after, answers)
+    assert [chat[1:2] and chat[1]["length"] for chat in seen] == [1, 2, [], []]
+    assert with_answers(task, np.zeros(2, int), after[2:], answers[2:]) is None and asked == ["a", "cc", "ddd", "eeee"]
 
 
 async def later(messages):
@@ -95,6 +111,11 @@ def test_what_respond_may_return_and_what_is_refused(model, tmp_path):
     forgets = load_model(make_model(tmp_path, chat_template=CHATML.replace("message.content", "message.content[-2:]")))
     with pytest.warns(UserWarning, match="changes earlier messages of the assistant"):
         turns(forgets, max_completion=8)
+    plain = "{% for message in messages if message.role != 'tool' %}{{ message.content }}{% endfor %}"
+    plain = load_model(make_model(tmp_path / "plain", chat_template=plain))
+    with pytest.raises(ConfigError, match="chat template leaves out '5' of the answer {'role': 'tool'"):
+        answered(turns(plain, later, max_completion=8), "a")
+    assert answered(turns(plain, lambda messages: "", max_completion=8), "a")[1] is None
 
 
 @pytest.mark.slow
