@@ -13,7 +13,6 @@ import jax
 from grpo_jax.environments.door import from_gymnax
 from grpo_jax.environments.environment import Environment
 from grpo_jax.environments.host import HostEnvironment, of_gymnasium
-from grpo_jax.environments.lean import LEAN
 from grpo_jax.environments.parameters import static_parameters
 from grpo_jax.environments.suites import SUITES, from_suite
 from grpo_jax.environments.tokens import Task, token_environment
@@ -105,8 +104,8 @@ def _registered(name: str) -> Any:
         raise ConfigError(
             f"unknown environment {name!r}: {nearest(name, known)} (for a custom one, write 'package.module:Name')"
         )
-    if name in LEAN:
-        return importlib.import_module(f"grpo_jax.environments.lean.{LEAN[name]}").Lean()
+    if name == "Asterix-MinAtar":  # imported here, as gymnax takes its time
+        return importlib.import_module("grpo_jax.environments.lean").Lean()
     try:
         return _gymnax().make(name)[0]
     except OSError as error:  # MNISTBandit's images

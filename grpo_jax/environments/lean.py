@@ -1,4 +1,12 @@
-"""Asterix-MinAtar for vectors.
+"""The lean step of Asterix-MinAtar, written for vectors: gymnax's bits from the same keys, in fewer kernels.
+
+gymnax moves the entities one after the other, with a scatter each, and looks for a free place in a loop whose length
+depends on the state. On a GPU each scatter is a launch of its own, and such a loop waits for the host. Here all
+entities are compared at once: no loops, no sorts, no scatters. `tests/environments/test_lean.py` plays both side by
+side, and counts these operations. Actions are those of the space: others, which gymnax clamps or wraps, may have other
+effects.
+
+`Config("Asterix-MinAtar")` takes it; gymnax's own step is `Config(gymnax.make("Asterix-MinAtar")[0])`.
 
 Each of the ten rows of the board but the first and the last has one entity, here a number: four bits each of x and y,
 and whether it moves to the right, is gold, and is there. XLA fuses sums over ten rows with what is around them, but not
@@ -9,8 +17,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from gymnax.environments.minatar.asterix import EnvParams, EnvState, MinAsterix, step_agent, step_timers
-
-from grpo_jax.environments.lean import child, randint
 
 ROW = np.arange(10)
 SHIFTS, MASKS = np.array([0, 4, 8, 9, 10]), np.array([15, 15, 1, 1, 1])
@@ -64,11 +70,11 @@ def _spawned(key: jax.Array, rows: jax.Array, spawns: jax.Array) -> jax.Array:
 
     gymnax puts the slots into a random order and takes the first free one from the second place on, else the last.
     """
-    key_right, key_gold, key_slot = (child(key, i, 3) for i in range(3))
-    right = 1 - randint(key_right, (), 2)
+    key_right, key_gold, key_slot = jax.random.split(key, 3)
+    right = 1 - jax.random.randint(key_right, (), 0, 2)
     odds = jnp.cumsum(jnp.array([1 / 3, 2 / 3]))  # as jax.random.choice computes it, without its search
     gold = 1 - (odds[0] < odds[-1] * (1 - jax.random.uniform(key_gold)))
-    bits = jax.random.bits(child(key_slot, 1, 2), (8,), jnp.uint32)
+    bits = jax.random.bits(jax.random.split(key_slot)[1], (8,), jnp.uint32)
     slot = ROW[:8]
     earlier = (bits[:, None] < bits[None]) | ((bits[:, None] == bits[None]) & (slot[:, None] < slot))
     place = jnp.pad(jnp.sum(earlier, axis=0), 1, constant_values=8)
