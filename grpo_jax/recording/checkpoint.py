@@ -35,12 +35,6 @@ logging.getLogger("absl").addFilter(lambda record: _NO_NEWS.search(record.getMes
 class Checkpoints:
     """The latest checkpoints of one run in a folder, written in the background; an incomplete one is never read.
 
-    ```python
-    with Checkpoints(folder, describe_run(spec)) as checkpoints:
-        start = checkpoints.restore(jax.eval_shape(functools.partial(initial_states, config), hyperparams, keys))
-        run(config, hyperparams, keys, resume_from=start, callback=lambda progress, chunk: checkpoints.save(progress))
-    ```
-
     All processes of a run make the same calls; process 0 alone reads and writes, and sends the others what it reads.
 
     Args:

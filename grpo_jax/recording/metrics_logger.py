@@ -35,12 +35,6 @@ SIGNALS = {
 class MetricsLogger:
     """Writes the metrics of a run to a folder, and shows its progress in one line of the console.
 
-    ```python
-    with MetricsLogger(directory, spec) as logger:
-        for chunk in chunks:
-            logger.record(chunk)
-    ```
-
     On a terminal the progress line is redrawn twice a second; elsewhere a plain line is printed at the start and every
     ten seconds, where a chunk ends; of a language model for each chunk. The last line, which is printed after an error
     as well, says how many updates were skipped.

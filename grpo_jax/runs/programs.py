@@ -72,7 +72,7 @@ def explain_out_of_memory(num_rows: int) -> Iterator[None]:
         if "RESOURCE_EXHAUSTED" not in str(error) and "Out of memory" not in str(error):
             raise
         raise MemoryError(
-            f"not enough memory for {num_rows} rows (seeds × hyperparameters) ({first_line(error)[:200]}). "
+            f"not enough memory for {num_rows} row(s) (seeds × hyperparameters) ({first_line(error)[:200]}). "
             "Lower num_seeds, num_envs or num_steps, raise num_minibatches or num_microbatches; a sweep can train its "
             "rows in parts, with rows_at_once"
         ) from error

@@ -1,6 +1,6 @@
 """The result of a run: its metrics by setting, seed and iteration, as arrays and as a table of pandas."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -62,18 +62,11 @@ class RunResult(NamedTuple):
         """The metrics and steps of each setting, whose columns are its seeds."""
         return {setting: columns_of(self, rows) for setting, rows in self._settings.rows.items()}
 
-    def curves(self) -> dict[str, np.ndarray]:
-        """Each metric, and the `environment_steps` made so far, as `[settings, seeds, iterations]`, float64.
-
-        Rows with the same hyperparameters and env_params are seeds of one setting. NaN where there is no value.
-        """
-        return stacked(self.by_setting.values())
-
     def to_dataframe(self) -> "pandas.DataFrame":
         """A table of pandas, with a line for each iteration of each row.
 
         Its columns are the hyperparameters and env_params in which rows differ, `seed`, `iteration`,
-        `environment_steps` and the metrics. pandas must be installed; `curves` are arrays.
+        `environment_steps` and the metrics. pandas must be installed; `by_setting` has arrays.
         """
         return as_dataframe(self.by_setting)
 
@@ -106,17 +99,6 @@ def joined(parts: Sequence[Chunk | RunResult], num_rows: int) -> tuple[dict[str,
     names = dict.fromkeys(name for part in parts for name in part.metrics)
     metrics = {name: np.concatenate([values(name, part) for part in parts]) for name in names}
     return metrics, np.concatenate([np.zeros((0, num_rows), np.int64), *(part.steps for part in parts)])
-
-
-def stacked(parts: Iterable[Chunk | RunResult]) -> dict[str, np.ndarray]:
-    """Each metric as `[settings, seeds, iterations]`, float64; NaN where a setting has fewer seeds or iterations."""
-    columns = [{STEPS: part.steps, **part.metrics} for part in parts]
-    shape = len(columns), *np.max([each[STEPS].shape[::-1] for each in columns], axis=0)
-    curves = {name: np.full(shape, np.nan) for name in dict.fromkeys(name for each in columns for name in each)}
-    for i, each in enumerate(columns):
-        for name, values in each.items():
-            curves[name][i, : values.shape[1], : len(values)] = values.T
-    return curves
 
 
 def as_dataframe(parts: Mapping[Setting, Chunk | RunResult]) -> "pandas.DataFrame":

@@ -17,7 +17,7 @@ from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.recording.config_file import config_fields
 from grpo_jax.recording.statistics import bootstrap_interval, describe_estimate, describe_seeds, estimate, iqm
 from grpo_jax.recording.trained_policy import TrainedPolicy, load
-from grpo_jax.runs.result import RunResult, as_dataframe, columns_of, stacked
+from grpo_jax.runs.result import RunResult, as_dataframe, columns_of
 from grpo_jax.runs.run_spec import Setting, Value
 from grpo_jax.types import TrainState
 
@@ -130,10 +130,6 @@ class SweepResult:
     def by_setting(self) -> dict[Setting, RunResult]:
         """The result of each setting, whose columns are its seeds."""
         return {run.setting: run.result for run in self.settings}
-
-    def curves(self) -> dict[str, np.ndarray]:
-        """Each metric, and the `environment_steps` made so far, as `[settings, seeds, iterations]`, NaN-padded."""
-        return stacked(self.by_setting.values())
 
     def to_dataframe(self) -> "pandas.DataFrame":
         """A table of pandas, with a line for each iteration of each seed of each setting.

@@ -19,7 +19,6 @@ from grpo_jax.commands.harness.command import command
 from grpo_jax.commands.harness.parsing import parse_flags, parse_known_flags
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.checkpoint import Checkpoints
-from grpo_jax.recording.metrics_logger import MetricsLogger
 from grpo_jax.recording.run_folder import describe_run
 from grpo_jax.runs.progress import Chunk, initial_progress
 from grpo_jax.runs.run_spec import RunSpec
@@ -179,7 +178,7 @@ def failing(error):
 
 EXHAUSTED = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9999 bytes")
 FAILURES = {
-    "memory": ("grpo_jax.runs.run.initial_states", failing(EXHAUSTED), "not enough memory for 1 row ("),
+    "memory": ("grpo_jax.runs.run.initial_states", failing(EXHAUSTED), "not enough memory for 1 row(s) ("),
     "checkpoints": ("grpo_jax.sweeps.study.record", failing(ConfigError("of another run")), "of another run"),
     "the first chunk": (
         "grpo_jax.recording.recorder.Rows",
@@ -218,7 +217,8 @@ def test_a_disk_that_is_full(tmp_path, capsys, monkeypatch):
     def run(*arguments, callback, **others):
         progress = initial_progress(STATES, 1)
         callback(progress, chunk)
-        monkeypatch.setattr(MetricsLogger, "_write", failing(OSError(errno.ENOSPC, "No space left on device")))
+        full = failing(OSError(errno.ENOSPC, "No space left on device"))
+        monkeypatch.setattr("grpo_jax.recording.metrics_logger.as_lines", full)
         callback(progress, chunk._replace(iteration=2))
 
     monkeypatch.setattr("grpo_jax.recording.recorder.Rows", run)

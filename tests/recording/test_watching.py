@@ -71,7 +71,7 @@ def test_groups_are_dead_after_long_and_across_chunks_and_reported_once():
 
 
 def test_exhausted_memory_says_what_to_lower():
-    with pytest.raises(MemoryError, match="100 rows .*RESOURCE_EXHAUSTED: 4 bytes.*num_seeds"):
+    with pytest.raises(MemoryError, match=r"100 row\(s\) .*RESOURCE_EXHAUSTED: 4 bytes.*num_seeds"):
         with explain_out_of_memory(100):
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 4 bytes\nmore")
 

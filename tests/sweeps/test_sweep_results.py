@@ -49,10 +49,10 @@ def made(axes, finals):
     return SweepResult("runs/made", runs)
 
 
-def test_each_setting_has_its_result_and_its_curves(found):
+def test_each_setting_has_its_result(found):
     setting = found.settings[1]
     assert setting.label == "learning_rate=0.01" and setting.hyperparams.clip_high == 0.3
-    np.testing.assert_array_equal(found.curves()[RETURN][1], setting.result.metrics[RETURN].T)
+    assert found.by_setting[setting.setting].metrics[RETURN].shape == (3, 3)
     table = pytest.importorskip("pandas") and found.to_dataframe()
     assert [*table.columns[:4]] == ["learning_rate", "seed", "iteration", "environment_steps"] and len(table) == 18
 
@@ -62,7 +62,7 @@ def test_each_setting_is_the_run_it_would_be_alone(found):
     alone = BASE.hyperparams.replace(learning_rate=1e-2, clip_high=0.3)
     result = run(dataclasses.replace(BASE.config), alone, run_keys(0, 3)[0])
     np.testing.assert_array_equal(found.settings[1].result.steps, result.steps)
-    assert result.curves()[RETURN].shape == (1, 3, 3) and [*result.settings.rows] == [Setting()]
+    assert [*result.settings.rows] == [Setting()]
     for name in (RETURN, "policy/entropy", "loss/value"):
         np.testing.assert_allclose(found.settings[1].result.metrics[name], result.metrics[name], rtol=1e-4, atol=1e-5)
 
@@ -93,8 +93,10 @@ def test_results_of_runs_keep_settings_apart_too(monkeypatch):
     settings = settings_of({"discount": np.array([0.5, 1.0, 0.5])}, 3)
     steps = np.array([[64, 64, 64], [64, 128, 64]])
     result = RunResult(None, metrics, steps, 1.0, 1.0, None, None, None, settings)
-    curves = result.curves()["loss/policy"]
-    np.testing.assert_array_equal(curves, [[[0, 3], [2, 5]], [[1, 4], [np.nan, np.nan]]])
+    assert [part.metrics["loss/policy"].tolist() for part in result.by_setting.values()] == [
+        [[0, 2], [3, 5]],
+        [[1], [4]],
+    ]
     table = pytest.importorskip("pandas") and result.to_dataframe()
     lines = zip(table.discount, table.seed, table.iteration, table.environment_steps, table["loss/policy"], strict=True)
     expected = [(0.5, 0, 0, 64, 0), (0.5, 1, 0, 64, 2), (1.0, 0, 0, 64, 1), (1.0, 0, 1, 128, 4)]
