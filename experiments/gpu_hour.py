@@ -138,10 +138,10 @@ STUDIES = {  # the module, its flags, and those of a smoke test, which win
 PIECES = {  # in this order: what measures, and the names of its results
     "networks": (agreement, [*device_agreement.NETWORKS]),
     "first": (speed, [f"{shape}: {name}" for shape in [*SHAPES][:3] for name in ALL]),
-    "others": (speed, [f"{shape}: {name}" for shape in [*SHAPES][3:8] for name in ALL]),
+    "others": (speed, [f"{shape}: {name}" for shape in [*SHAPES][3:-1] for name in ALL]),
     "agreement": (agreement, [*device_agreement.CASES]),
     "cold": (cold, ["plain PPO", "PPO, tuned"]),
-    "craftax": (speed, [f"{[*SHAPES][8]}: {name}" for name in OURS]),
+    "craftax": (speed, [f"{[*SHAPES][-1]}: {name}" for name in OURS]),
     "brax": (study, ["ant"]),
     "language": (study, ["language model"]),
 }
