@@ -94,9 +94,10 @@ def check_rewards(rewards: Sequence[Reward], fields: Sequence[str], source: str)
             f"there is no reward to learn from; name a function, such as --reward my_rewards:reward: {EXAMPLE}"
         )
     names = [reward.name for reward in rewards]
-    names_of_parameters = "prompt", "prompt_tokens", "answers", "iteration"  # of the environment
-    if len({*names, *names_of_parameters}) < len(names) + len(names_of_parameters):
-        raise ConfigError(f"rewards must differ in their names, and from 'prompt', but they are {', '.join(names)}")
+    taken = "prompt", "prompt_tokens", "answers", "iteration"  # parameters of the environment
+    if len({*names, *taken}) < len(names) + len(taken):
+        given = ", ".join(names)
+        raise ConfigError(f"rewards must differ in their names, and from {', '.join(taken)}, but they are {given}")
     for reward in rewards:
         for name, parameter in _parameters(reward).items():
             variadic = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
@@ -109,8 +110,8 @@ def check_rewards(rewards: Sequence[Reward], fields: Sequence[str], source: str)
 def call_rewards(rewards: Sequence[Reward], arguments: Mapping[str, Sequence]) -> list[list[Payments | None]]:
     """What each of the `K` rewards pays for each of `N` completions, None where it does not apply.
 
-    A function gets copies of the arguments that it names. Those that are async run at the same time, in the event loop
-    of the process (`run_async`). Each is called once, also if it raises an error, of which a RewardError is made.
+    A function gets copies of the arguments that it names, and is called once. Those that are async run at the same
+    time, in the event loop of the process (`run_async`). An error in one becomes a RewardError.
 
     Args:
       rewards: one or more.
@@ -123,7 +124,7 @@ def call_rewards(rewards: Sequence[Reward], arguments: Mapping[str, Sequence]) -
     for reward, error in zip(rewards, errors, strict=True):
         with errors_of(*error):
             results.append(_listed(reward.function(**_arguments(reward, arguments))))
-    results = finished(results, errors)
+    results = awaited(results, errors)
     payments = [_checked(reward.name, values, texts) for reward, values in zip(rewards, results, strict=True)]
     for row in np.flatnonzero(~totals(payments)[1].any(axis=1)):
         names = ", ".join(reward.name for reward in rewards)
@@ -162,8 +163,8 @@ def _listed(values: Any) -> Any:
     return list(values) if isinstance(values, Iterator) else values
 
 
-def finished(results: list, errors: Sequence[tuple]) -> list:
-    """The results, with what those that are awaitable give, within `errors_of` each; they are awaited together."""
+def awaited(results: list, errors: Sequence[tuple]) -> list:
+    """The results, those that are awaitable awaited together; `errors` are the arguments of `errors_of` for each."""
 
     async def finish(result: Any, error: tuple) -> Any:
         with errors_of(*error):

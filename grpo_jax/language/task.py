@@ -21,10 +21,6 @@ from grpo_jax.language.turns import check_turns, conversations
 class LanguageTask:
     """Prompts, rewards, and a model that completes the prompts.
 
-    Attributes:
-      messages_of: the latest answers of `respond`, messages, by the prompt and all tokens up to their end.
-      reward_times: seconds of each call of the rewards by runs that train on it.
-
     Raises:
       ConfigError: a prompt with its completion is too long, or a reward or the held-out prompts need other fields.
     """
@@ -46,16 +42,18 @@ class LanguageTask:
     may be async. All turns together have at most `max_completion` tokens."""
     max_turns: int = 4
     """The most messages of the model in a conversation."""
+    messages_of: dict = dataclasses.field(default_factory=dict, init=False, repr=False)
+    """The latest messages that `respond` has returned, by the prompt and all tokens up to their end."""
+    reward_times: list = dataclasses.field(default_factory=list, init=False, repr=False)
+    """Seconds of each call of the rewards by runs that train on the task."""
 
     def __post_init__(self):
         """Checks the fields."""
-        object.__setattr__(self, "reward_times", [])
-        object.__setattr__(self, "messages_of", {})
         training, held_out = self.prompts, self.held_out or self.prompts
         if (held_out.fields.keys(), held_out.are_chats) != (training.fields.keys(), training.are_chats):
             fields = f"{sorted(held_out.fields)}, and those to train on {sorted(training.fields)}"
-            source = held_out.sources[0]
-            raise ConfigError(f"{source}: held-out prompts have the fields {fields}; write both in the same way")
+            advice = "write both in the same way, as texts or as chats"
+            raise ConfigError(f"{held_out.sources[0]}: held-out prompts have the fields {fields}; {advice}")
         check_rewards(self.rewards, list(self.prompts.fields), self.prompts.sources[0])
         self.tokens  # noqa: B018, checks the lengths
         self.stops  # noqa: B018, checks the strings and the tokenizer

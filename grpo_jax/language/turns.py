@@ -15,7 +15,7 @@ import numpy as np
 from grpo_jax.environments.tokens import PAD
 from grpo_jax.errors import ConfigError
 from grpo_jax.language.chat import as_messages
-from grpo_jax.language.rewards import RewardError, errors_of, finished
+from grpo_jax.language.rewards import RewardError, awaited, errors_of
 
 ADVICE = "let it return the text of an answer, a message such as {'role': 'tool', 'content': '5'}, or None"
 
@@ -39,31 +39,32 @@ def conversations(task: Any, prompt: np.ndarray, tokens: np.ndarray, answers: np
 
     The arguments are a `LanguageTask` and those of its `judge`.
     """
-    answers, chats = np.full(np.shape(tokens), PAD) if answers is None else answers, []
-    rows = np.ravel(prompt).tolist(), *(np.reshape(each, (-1, np.shape(tokens)[-1])) for each in (tokens, answers))
+    chats, limit = [], np.shape(tokens)[-1]
+    answers = np.full(np.shape(tokens), PAD) if answers is None else answers
+    rows = np.ravel(prompt).tolist(), *(np.reshape(each, (-1, limit)) for each in (tokens, answers))
     for index, row, answer in zip(*rows, strict=True):
-        chats.append([])
-        bounds = [0, *np.flatnonzero(np.diff(answer >= 0)) + 1, len(row)]
-        for number, (begin, end) in enumerate(itertools.pairwise(bounds)):
+        chat, bounds = [], [0, *np.flatnonzero(np.diff(answer >= 0)) + 1, limit]
+        for number, (begin, end) in enumerate(itertools.pairwise(bounds)):  # the model's and answers, in turn
             if number % 2 == 0:
                 text = task.model.tokenizer.decode(row[begin:end], [*task.tokens[index], *row[:begin]])
-                chats[-1].append({"role": "assistant", "content": text})
-            elif end < len(row):  # else the limit has cut it
-                chats[-1].append(task.messages_of[index, *row[:end].tolist()])
+                chat.append({"role": "assistant", "content": text})
+            elif end < limit:  # else the limit has cut it
+                chat.append(task.messages_of[index, *row[:end].tolist()])
+        chats.append(chat)
     return chats
 
 
 def with_answers(task: Any, prompt: np.ndarray, tokens: np.ndarray, answers: np.ndarray) -> np.ndarray | None:
-    """The answers with those to the turns that have ended; None if there is no new one. See `conversations`.
+    """The answers so far and those to the completions that have ended since; None if there is no new one.
 
-    The limit cuts an answer that does not fit, which ends the conversation.
+    The arguments are those of `conversations`. The limit cuts an answer that does not fit, which ends the conversation.
     """
     if task.respond is None:
         return None
     chats, limit = conversations(task, prompt, tokens, answers), np.shape(tokens)[-1]
     rows, new = np.reshape(tokens, (-1, limit)), np.reshape(answers, (-1, limit)).copy()
     lengths, turns = (rows != PAD).sum(axis=1), np.array([len(chat) // 2 + 1 for chat in chats]) + (new[:, -1] >= 0)
-    # Those of fewer turns have got no answer before.
+    # `respond` has returned None to those of fewer turns.
     asked = np.flatnonzero((lengths < limit) & (turns == turns.max()) & (turns < task.max_turns))
     prompts = np.ravel(prompt).tolist()
     whole = [[*task.all_prompts.contents[prompts[row]], *chats[row]] for row in asked]
@@ -82,7 +83,7 @@ def _ask(respond: Callable, chats: list[list]) -> list[dict | None]:
     error = "respond", [], ADVICE
     with errors_of(*error):
         answers = [respond(as_messages(chat)) for chat in chats]
-    return [None if answer is None else _message(answer) for answer in finished(answers, [error] * len(answers))]
+    return [None if answer is None else _message(answer) for answer in awaited(answers, [error] * len(answers))]
 
 
 def _message(answer: Any) -> dict:

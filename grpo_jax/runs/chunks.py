@@ -37,7 +37,7 @@ def budgeted_play(config: Config) -> Callable[[tuple], Played]:
     play = make_play(config)
 
     def nothing(state):
-        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(play, state))
+        return jax.tree.map(jnp.zeros_like, jax.eval_shape(play, state))
 
     return lambda row: jax.lax.cond(budget.allows_another(row[1], row[0]), play, nothing, row[0])
 
@@ -59,7 +59,6 @@ def _stay(config: Config, state: TrainState) -> tuple[TrainState, Metrics]:
     """The state and the metrics of a row that makes no more iterations."""
 
     def empty(metric):
-        is_real = jnp.issubdtype(metric.dtype, jnp.floating)
-        return jnp.full(metric.shape, missing() if is_real else 0, metric.dtype)
+        return jnp.full_like(metric, missing() if jnp.issubdtype(metric.dtype, jnp.floating) else 0)
 
     return state, jax.tree.map(empty, try_on_shapes(config, state.hyperparams))

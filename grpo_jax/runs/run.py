@@ -184,7 +184,7 @@ class Rows:
         init = functools.partial(initial_states, self.config, mesh=self.mesh)
         init = self._kept("begin", functools.partial(jax.jit, init, inline=True))  # traced once for both uses
         self._layout = self._kept("layout", lambda: state_shardings(self.mesh, jax.eval_shape(init, *given)))
-        self._after = self._layout, replicated(self.mesh)
+        self._update = {"donate_argnums": 0, "out_shardings": (self._layout, replicated(self.mesh))}
         if resume_from is not None:
             states = shard_states(resume_from.states, self.mesh)
             given = pad_rows(self.hyperparams.broadcast(len(self.keys)), self.mesh)
@@ -200,43 +200,41 @@ class Rows:
         """The program of a chunk of iterations, or, of an environment with a host side, that of a rollout."""
         given = progress.states, self._limits(progress)
         if self.config.env.host is not None:
-            return self._program("play", budgeted_play, given, None)
+            return self._program("play", budgeted_play, given)
         chunk = functools.partial(budgeted_chunk, length=self.chunk_length)
-        return self._program(self.chunk_length, chunk, given, self._after, donate_argnums=0)
+        return self._program(self.chunk_length, chunk, given, **self._update)
 
-    def _program(
-        self, name: Hashable, make: Callable, given: tuple, layouts: Any, **options: Any
-    ) -> jax.stages.Compiled:
+    def _program(self, name: Hashable, make: Callable, given: tuple, **options: Any) -> jax.stages.Compiled:
         """The program of a function of one row, `make(config)`, over all rows, compiled when it is needed first."""
 
         def program():
             rows_function = over_rows(make(self.config), self.mesh)
-            return jax.jit(lambda *rows: rows_function(rows), out_shardings=layouts, **options)
+            return jax.jit(lambda *rows: rows_function(rows), **options)
 
         if name not in self._programs:
+            began = time.perf_counter()
             self._programs[name] = self._kept(name, program).lower(*given).compile()
+            seconds = time.perf_counter() - began
+            self._compile_seconds, self._started = self._compile_seconds + seconds, self._started + seconds
         return self._programs[name]
 
     def advance(self, progress: Progress) -> tuple[TrainState, Metrics, Scored | None]:
         """The states after a chunk of iterations, its metrics, `[R, n]`, and what the host has scored."""
-        program, given = self.compile(progress), (progress.states, self._limits(progress))
+        play = functools.partial(finished, self.compile(progress), num_devices=self.mesh.size)
+        limits = self._limits(progress)
         if self.config.env.host is None:
-            return *finished(program, *given, num_devices=self.mesh.size), None
-        # Rows beyond the run's fill the mesh: they are copies of the last one.
-        keys, rows = pad_rows(self.keys, self.mesh), np.arange(len(progress.states.iteration))
-        goes_on = ~progress.ended[np.minimum(rows, len(self.keys) - 1)]
-        states, limits = with_choices(self.config, progress.states, keys, progress.iteration), given[1]
-        play = functools.partial(finished, program, num_devices=self.mesh.size)
+            return *play(progress.states, limits), None
+        keys = pad_rows(self.keys, self.mesh)
+        ended = np.pad(progress.ended, (0, len(keys) - len(self.keys)), mode="edge")  # padding copies the last row
+        states = with_choices(self.config, progress.states, keys, progress.iteration)
         played = played_with_host(self.config, play, states, limits)
-        given = states, limits, played, host_outcome(self.config, played, rows[goes_on])
+        outcome, length = host_outcome(self.config, played, np.flatnonzero(~ended)), steps_to_learn(played)
         # The update reads little more than the longest episode, and is compiled for a length when that comes first.
-        length, started = steps_to_learn(played), time.perf_counter()
-        learn = functools.partial(budgeted_learn, length=length)
-        update = self._program(("learn", length), learn, given, self._after, donate_argnums=0)
-        seconds = time.perf_counter() - started
-        self._compile_seconds, self._started = self._compile_seconds + seconds, self._started + seconds
+        learn, given = functools.partial(budgeted_learn, length=length), (states, limits, played, outcome)
+        update = self._program(("learn", length), learn, given, **self._update)
         states, metrics = finished(update, *given, num_devices=self.mesh.size)
-        scored = played.rollout.environment, played.rollout.environment_params, given[-1], metrics.pop(ADVANTAGE)[:, 0]
+        end, advantage = played.rollout, metrics.pop(ADVANTAGE)[:, 0]
+        scored = end.environment, end.environment_params, outcome, advantage
         return states, metrics, Scored(*jax.tree.map(np.asarray, scored))
 
     def train(self, progress: Progress) -> tuple[Progress, list[Chunk]]:
@@ -276,9 +274,8 @@ class Rows:
 
     def with_budget(self, progress: Progress) -> Progress:
         """The progress with what is used of the budgets."""
-        return with_ends(
-            progress, *jax.tree.map(np.asarray, self._use_of_budget(progress.states, self._limits(progress)))
-        )
+        use = self._use_of_budget(progress.states, self._limits(progress))
+        return with_ends(progress, *jax.tree.map(np.asarray, use))
 
     def _kept(self, name: Hashable, make: Callable) -> Any:
         """What another run of this config, on as many rows, takes as it is, so that it traces nothing."""
@@ -297,11 +294,12 @@ def _chunk_length(config: Config, hyperparams: Hyperparams, chunk_length: int | 
         longest = num_iterations if is_known else MAX_CHUNK
         chunk_length = min(-(-num_iterations // NUM_CHUNKS), longest)
     length = min(as_count("chunk_length", chunk_length), num_iterations if config.env.host is None else 1)
-    if evaluate is not None and not isinstance(evaluate, Evaluate):
+    if evaluate is None:
+        return length
+    if not isinstance(evaluate, Evaluate):
         raise ConfigError(f"evaluate={evaluate!r} does not say when to evaluate; use Evaluate(every=10)")
-    if evaluate is not None:
-        check_evaluable(config)
-    return length if evaluate is None else min(length, evaluate.every)
+    check_evaluable(config)
+    return min(length, evaluate.every)
 
 
 def _use_of_budget(states: TrainState, limit: budget.Budget) -> tuple:

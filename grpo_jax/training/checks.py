@@ -1,6 +1,7 @@
 """Checks before anything is compiled: the budget of a run, and one iteration on shapes."""
 
 import functools
+import traceback
 from collections.abc import Iterable
 from typing import Any
 
@@ -134,7 +135,7 @@ def _begun(config: Config, structure: Any) -> jax.stages.Traced:
 
 def _step(config: Config, state: TrainState) -> tuple[TrainState, Metrics]:
     """A train step; the outcome of a host side is 0."""
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), outcome_shapes(config.env, config.num_envs))
+    zeros = jax.tree.map(jnp.zeros_like, outcome_shapes(config.env, config.num_envs))
     length = None if config.env.host is None else rounded_length(1, config.window_steps)  # compiled most often
     return make_learn(config, length)(state, make_play(config)(state), zeros)
 
@@ -207,15 +208,12 @@ def _advice(config: Config, error: Exception) -> str:
         if error.name in OTHER_WORDS:
             return f"; {error.name} is {OTHER_WORDS[error.name]} here"
         return f"; {advice_on(error.name, error.obj)}"
-    frames, trace = set(), error.__traceback__
-    while trace is not None:
-        frames.add(trace.tb_frame.f_code)
-        trace = trace.tb_next
+    codes = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
     for slot, call in SLOT_CALLS.items():
         for function in jax.tree.leaves(getattr(config.algorithm, slot), is_leaf=callable):
             code = getattr(function, "__code__", None)
             name = getattr(function, "__qualname__", "")
-            if code is not None and (code in frames or (name and f"{name}()" in str(error))):
+            if code is not None and (code in codes or (name and f"{name}()" in str(error))):
                 advice = '; with_hyperparams(f, "clip_low") passes numbers by name' if "hyperparams" in call else ""
                 return f"; {name} fills the slot {slot}, which is called as {call}{advice}"
     return ""

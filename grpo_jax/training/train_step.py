@@ -26,7 +26,8 @@ from grpo_jax.updates.optimizers import make_flattening, make_optimizer
 from grpo_jax.updates.schedules import scheduled_rate
 
 ADVANTAGE = "advantage/by_environment"
-"""The mean over the steps of each environment, `missing()` where nothing is learnt from them."""
+"""The metric `[B]` of an outcome by the host: the mean advantage of each environment's steps; `missing()` where nothing
+is learnt from them, and everywhere with `num_kept_groups`, which mixes them."""
 
 
 class Played(NamedTuple):
@@ -61,9 +62,10 @@ def make_play(config: Config) -> Callable[[TrainState], Played]:
     """`play(state) -> played`: the rollout of an iteration, pure."""
 
     def play(state: TrainState) -> Played:
-        policy, _, (key_start, key_rollout, _, _) = _policy_and_keys(config, state)
-        # The policy in its environments, from where the groups start.
-        simulator = _simulator(config, policy, state)
+        _, key_start, key_rollout, _ = jax.random.split(state.key, 4)
+        policy = behaviour_policy(config, state.normalizer, _adapted(config, state))
+        discount = state.hyperparams.discount
+        simulator = Simulator(config.env, policy, state.params, discount, config.plan, config.starts_per_rollout)
         return Played(*collect(config, simulator, state.rollout, key_start, key_rollout))
 
     return kept_with(config, ("play",), lambda: jax.jit(play, inline=True))
@@ -72,17 +74,19 @@ def make_play(config: Config) -> Callable[[TrainState], Played]:
 def make_learn(config: Config, length: int | None = None) -> Callable[..., tuple[TrainState, Metrics]]:
     """`learn(state, played, outcome=None) -> (state, metrics)`: the rest of an iteration, pure.
 
-    `outcome` are the rewards that the host side of an environment gives for `played`: see `HostSide`. The networks read
-    only the first `length` steps; no later one may be valid. Up to rounding, results do not depend on it. None: all.
-    With an outcome the metrics have `ADVANTAGE`, `[B]`, unless groups are left out.
+    `outcome` has the rewards that the host side of an environment gives for `played`: see `HostSide`. With it the
+    metrics have `ADVANTAGE`. The networks read only the first `length` steps, all for None: no later step may be valid.
+    Up to rounding, results do not depend on the length.
     """
 
     def learn(state: TrainState, played: Played, outcome: RewardParts | None = None) -> tuple[TrainState, Metrics]:
-        policy, hyperparams, (_, _, key_update, key) = _policy_and_keys(config, state)
+        key, _, _, key_update = jax.random.split(state.key, 4)
+        hyperparams = _adapted(config, state)
+        policy = behaviour_policy(config, state.normalizer, hyperparams)
         rollout, trajectory = played
         if outcome is not None:
-            discount = state.hyperparams.discount
-            rollout, trajectory = add_outcome(config.env, discount, False, rollout, trajectory, outcome)
+            discount, auto_reset = state.hyperparams.discount, False
+            rollout, trajectory = add_outcome(config.env, discount, auto_reset, rollout, trajectory, outcome)
         # Only the next iteration sees these statistics: the update must see observations as they were acted upon.
         normalizer = merge_rollout(state.normalizer, trajectory)
 
@@ -118,19 +122,6 @@ def make_learn(config: Config, length: int | None = None) -> Callable[..., tuple
         return state, metrics
 
     return kept_with(config, ("learn", length), lambda: jax.jit(learn, inline=True))
-
-
-def _policy_and_keys(config: Config, state: TrainState) -> tuple[Policy, Hyperparams, tuple[jax.Array, ...]]:
-    """The policy that acts, and the keys of the start, the rollout, the update, and the next state."""
-    hyperparams = _adapted(config, state)
-    key, *keys = jax.random.split(state.key, 4)
-    return behaviour_policy(config, state.normalizer, hyperparams), hyperparams, (*keys, key)
-
-
-def _simulator(config: Config, policy: Policy, state: TrainState) -> Simulator:
-    """The policy in its environments, as training plays it."""
-    discount = state.hyperparams.discount
-    return Simulator(config.env, policy, state.params, discount, config.plan, config.starts_per_rollout)
 
 
 def _adapted(config: Config, state: TrainState) -> Hyperparams:
