@@ -1,4 +1,4 @@
-"""Calls of the host by compiled programs: rewards in Python, and simulators that are not JAX programs."""
+"""Calls of the host by compiled programs, to step simulators that are no JAX programs; async functions on the host."""
 
 import asyncio
 import contextlib

@@ -79,8 +79,7 @@ class Hyperparams(KnownFields, struct.PyTreeNode):
     """Lambda of the critic's targets, as gae_lambda is of advantages (VAPO, https://arxiv.org/abs/2504.05118); None:
     targets are advantages plus values."""
     score_ddof: float = number(0.0, SHARE)
-    """Scores are divided by their standard deviation: 0 for the population's, 1 for the unbiased one of most trainers.
-    """
+    """Scores are divided by their standard deviation: the population's for 0, the sample's, as in TRL, for 1."""
     score_eps: float = number(1e-6, POSITIVE)
     """Added to that deviation, in the units of the scores."""
     clip_low: float = number(0.2, NOT_NEGATIVE, limit=True)

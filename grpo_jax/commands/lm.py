@@ -58,7 +58,7 @@ def make_task(arguments: Arguments) -> LanguageTask:
 def make_algorithm(arguments: Arguments) -> Algorithm:
     """The algorithm with rollouts that begin with a prompt, and KL to the model before training, if it has a weight.
 
-    Algorithms without a KL penalty by design, such as DAPO, get one by --kl alone; those with values of states do.
+    DAPO and others without a KL penalty by design get one only with --kl, unless they have values of states, like PPO.
     """
     found = by_name(arguments.algorithm)._replace(start=FRESH)
     if not arguments.hyperparams.kl_coef:

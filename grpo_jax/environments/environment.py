@@ -35,7 +35,8 @@ class HostSide(NamedTuple):
     choose: Callable
     # (states, params), each leaf [R, B, ...] -> RewardParts, as `Environment.outcome` gives, all three [R, B, K]
     outcome: Callable
-    # (states, params) -> parameters, by name, each [R, B, ...], with which the same rollout is played again; None: none
+    # (states, params) -> parameters by name, each [R, B, ...], with which the same rollout is played again, or None to
+    # go on with it; None in place of this function: a rollout is played once
     again: Callable | None = None
     in_steps: bool = False  # the outcome is [R, B, max_steps, K], and not [R, B, K]
 

@@ -1,6 +1,7 @@
 """What the host does before and between the halves of a train step, where the environment has a host side.
 
 ```python
+states = jax.vmap(make_init(config), in_axes=(0, None))(keys, hyperparams)
 play, learn = (jax.jit(jax.vmap(make(config))) for make in (make_play, make_learn))
 for iteration in range(100):
     states = with_choices(config, states, keys, iteration)
@@ -53,9 +54,8 @@ def _with_parameters(states: TrainState, changed: dict[str, np.ndarray]) -> Trai
 
 def steps_to_learn(played: Played) -> int:
     """The steps up to the end of the longest episode of all rows, rounded up to a `rounded_length`."""
-    is_valid = np.asarray(played.trajectory.valid)  # [R, T, B]
-    last = max(np.flatnonzero(is_valid.any(axis=(0, 2))).tolist(), default=0)
-    return rounded_length(last + 1, is_valid.shape[1])
+    is_valid = np.asarray(played.trajectory.valid).any(axis=(0, 2))  # of [R, T, B]: [T]
+    return rounded_length(int(np.flatnonzero(is_valid).max(initial=0)) + 1, len(is_valid))
 
 
 def host_outcome(config: Config, played: Played, rows: np.ndarray | None = None) -> RewardParts:

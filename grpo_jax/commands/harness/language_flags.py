@@ -25,15 +25,16 @@ LORA_RATE = 3e-4
 
 WORDS = Words(
     shown=(
-        *("held_out", "stop_string", "max_completion", "algorithm", "num_prompts", "group_size", "num_iterations"),
-        *("learning_rate", "lora_rank", "temperature", "kl_coef", "sample_every", "num_seeds", "seed", "out", "resume"),
+        *("held_out", "respond", "stop_string", "max_completion", "algorithm", "num_prompts", "group_size"),
+        *("num_iterations", "learning_rate", "lora_rank", "temperature", "kl_coef", "sample_every", "num_seeds"),
+        *("seed", "out", "resume"),
     ),
     help={
         "learning_rate": {"help": f"The optimiser's step size; if left out with --lora-rank, {LORA_RATE:g}."},
         "num_iterations": {"help": "The budget: iterations of num_prompts × group_size completions."},
         "total_steps": {"help": "The budget in tokens, in place of num_iterations.", "help_behavior_hint": ""},
         "max_episodes": {"help": "A run also ends after this many completions; None: no limit."},
-        "kl_coef": {"help": "Weight of the KL penalty, mostly to the model before training; 0: none."},
+        "kl_coef": {"help": "Weight of the KL to the model before training, see --kl; 0: none."},
     },
     others={
         **{"model_name_or_path": "--model", "dataset_name": "--prompts", "reward_funcs": "--reward"},
@@ -107,7 +108,8 @@ class Arguments(CompletionArguments, StudyArguments):
     algorithm: str = "grpo"
     """Name of the algorithm."""
     kl: Literal["kl_to_reference", "unbiased_kl_to_reference", "exact_kl_to_reference"] | None = None
-    """The KL penalty: k3, k3 times the ratio, or exact, for small vocabularies; None: mostly kl_to_reference."""
+    """Estimate of the KL to the model before training: k3, k3 times the ratio, or exact, for small vocabularies; None:
+    k3, but no penalty for algorithms that have none by design, such as dapo."""
     num_prompts: Count = 8
     """Prompts of an iteration."""
     group_size: Count = 8
@@ -137,8 +139,8 @@ class Arguments(CompletionArguments, StudyArguments):
     num_seeds: Seeds = 1
     """Independent runs, each of which gives a model."""
     sample_every: CountOrNone | None = None
-    """Iterations between two measurements on held-out prompts, which also print samples; 0 makes none; None: so many
-    that all make at most a fifth of the completions of training, but one before and one after it."""
+    """Iterations between two measurements on held-out prompts, which also print samples; 0: no measurements; None: as
+    few as make all of them cost a fifth of training's completions, with one before and one after it at least."""
     keep_completions: CountOrNone | None = 2
     """Prompts of an iteration whose completions completions.jsonl keeps, with rewards and advantages; None: all."""
     stop_at_reward: Finite | None = None
