@@ -92,7 +92,7 @@ def make_plan(arguments: Arguments, task: LanguageTask) -> RunSpec:
         **given("optimizer", "schedule"),
         truncate_sampling=arguments.hyperparams.truncates,
         network=architecture,
-        logits_chunk=MAX_LOGITS // task.model.vocab_size if task.model.vocab_size > SMALL_VOCABULARY else None,
+        logits_chunk=MAX_LOGITS // size if (size := architecture.vocab_size) > SMALL_VOCABULARY else None,
         execution_plan=stopping_plan(),
     )
     hyperparams = arguments.hyperparams

@@ -42,15 +42,10 @@ class LanguageModel(NamedTuple):
     params: Callable[[], PyTree]  # reads the weights, once, with the adapter added to them
     adapter: Path | None = None  # the folder of an adapter (LoRA) of the weights in `folder`
 
-    @property
-    def vocab_size(self) -> int:
-        """Rows of the token embeddings."""
-        return self.architecture.vocab_size
-
     def check_tokens(self, largest: int) -> None:
         """Raises ConfigError if there are no embeddings of tokens up to this one."""
-        if largest >= self.vocab_size:
-            size = f"the model only vocab_size={self.vocab_size}; it belongs to another model"
+        if largest >= (size := self.architecture.vocab_size):
+            size = f"the model only vocab_size={size}; it belongs to another model"
             raise ConfigError(f"{self.folder}: the tokenizer has the token {largest}, but {size}")
 
     def stops(self, strings: Sequence[str]) -> tuple[np.ndarray, np.ndarray] | None:

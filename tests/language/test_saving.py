@@ -74,7 +74,7 @@ def test_the_saved_model_is_the_one_that_was_trained(tmp_path):
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
     for field, value in CHANGES.items():
         model = load_model(folder, **{field: value})._replace(context=32)
-        params = make_params(model.architecture, model.vocab_size)
+        params = make_params(model.architecture, model.architecture.vocab_size)
         save_trained(tmp_path / field, model, params)
         again, saved = load_model(tmp_path / field), json.loads((tmp_path / field / "config.json").read_text())
         assert (again.architecture, again.context) == (model.architecture, 32)
