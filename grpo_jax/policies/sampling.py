@@ -21,7 +21,7 @@ MIN_TEMPERATURE = 1e-6  # logits are divided by no less
 
 
 class SamplingHyperparams(Hyperparams):
-    """With the numbers of `Config(truncate_sampling=True)`."""
+    """`Hyperparams` with the numbers of `Config(truncate_sampling=True)`, which say what tokens may be sampled."""
 
     top_k: float = number(math.inf, at_least_1("leaves no token to sample; use 1 or more, or inf for all"), limit=True)
     """Number of most probable tokens that may be sampled."""
