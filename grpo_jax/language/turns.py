@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from grpo_jax.environments.tokens import PAD
-from grpo_jax.errors import ConfigError
+from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.language.chat import as_messages
 from grpo_jax.language.rewards import RewardError, awaited, errors_of
 
@@ -24,6 +24,7 @@ def check_turns(task: Any) -> None:
     """Raises ConfigError for what cannot be answered, and warns of a template that changes earlier turns."""
     if not callable(task.respond):
         raise ConfigError(f"respond={task.respond!r:.200} is no function; write def respond(messages): return None")
+    as_count("max_turns", task.max_turns)
     for prompt, source in zip(task.all_prompts.contents, task.all_prompts.sources, strict=True):
         if isinstance(prompt, str) or prompt[-1]["role"] == "assistant":
             raise ConfigError(f"{source}: respond needs chats that end with a message of the user, not {prompt!r:.200}")

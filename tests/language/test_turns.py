@@ -104,6 +104,7 @@ def test_what_respond_may_return_and_what_is_refused(model, tmp_path):
     for changes, message in (
         ({"rows": [{"prompt": "1"}]}, "prompt 0: respond needs chats that end with a message of the user, not '1'"),
         ({"respond": 3.14}, "respond=3.14 is no function"),
+        ({"max_turns": 0}, "max_turns=0 is not a positive integer"),
         ({"process_rewards": True}, "rewards of steps are for a single turn"),
     ):
         with pytest.raises(ConfigError, match=message):
