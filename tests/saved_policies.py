@@ -8,7 +8,7 @@ import numpy as np
 
 from grpo_jax import Hyperparams
 from grpo_jax.environments import row_parameters
-from grpo_jax.recording import policy_saver
+from grpo_jax.recording.policy_saver import PolicySaver
 from grpo_jax.runs.run_spec import RunSpec
 from grpo_jax.training.train_step import initial_state
 
@@ -28,7 +28,7 @@ def save_policies(directory, config, *, scores=(1.0, 2.0), label="run", env_para
         return states.replace(params=params, normalizer=jax.tree.map(lambda leaf: leaf + 0.5, states.normalizer))
 
     states = begin(hyperparams, keys, env_params)
-    policy_saver.save_policies(directory, plan, states, np.arange(len(scores)), np.array(scores))
+    PolicySaver(directory, plan).save(states, np.arange(len(scores)), np.array(scores))
     return states
 
 

@@ -23,7 +23,7 @@ from grpo_jax.policies import partition
 from grpo_jax.recording.figures import plot_settings, ranked_settings
 from grpo_jax.recording.metrics_file import read_metrics
 from grpo_jax.recording.metrics_logger import MetricsLogger
-from grpo_jax.recording.policy_saver import save_policies
+from grpo_jax.recording.policy_saver import PolicySaver
 from grpo_jax.recording.run_folder import (
     CHECKPOINTS,
     Recording,
@@ -43,7 +43,7 @@ from grpo_jax.runs.run_spec import RunSpec
 from grpo_jax.training.budget import most_steps
 from grpo_jax.training.checks import check_options, check_read, check_rows, check_run, makes_params
 from grpo_jax.training.train import initial_states
-from grpo_jax.types import PyTree, TrainState, by_path
+from grpo_jax.types import PyTree, by_path
 
 NO_ITERATIONS = Chunk(metrics={}, steps=np.zeros((0, 0), np.int64), iteration=0, seconds=0.0)
 
@@ -81,8 +81,9 @@ def recorded_run(
     result = recorded_run(config, Hyperparams(total_steps=200_000), keys, recording)
     ```
 
-    The folder gets `metrics.jsonl` (a JSON object an iteration), `policies/` (the latest policy of each row, for
-    `grpo_jax.load`), `checkpoints/` (the latest two), the files of the trackers, and at the end `learning_curves.png`.
+    The folder gets `metrics.jsonl` (a JSON object an iteration), `policies/` (the latest and the best policy of each
+    row, for `grpo_jax.load`), `checkpoints/` (the latest two), the files of the trackers, and at the end
+    `learning_curves.png`.
     The console shows the progress, and warnings, such as of a collapsed entropy. Rows that differ in their
     hyperparameters or `env_params` are different settings in all of these, others are seeds.
 
@@ -95,7 +96,8 @@ def recorded_run(
       config, hyperparams, keys, env_params: see `run`.
       recording: `Recording(folder, ...)`, or the folder alone.
       console: False shows nothing; True uses standard output; or a rich `Console`.
-      options: `evaluate`, `callback`, `params`, `normalizer` and `mesh` of `run`.
+      options: `evaluate`, `callback`, `params`, `normalizer` and `mesh` of `run`. The latest return of an evaluation,
+        or else of training, decides which policy is the best one.
 
     Returns:
       The result of the whole run, with the metrics and steps of all its iterations, also those made before it was
@@ -193,7 +195,7 @@ class Recorder:
 
     def __enter__(self) -> "Recorder":
         spec, recording = self.spec, self.recording
-        self._checkpoints, self._received, self._past = None, None, None
+        self._checkpoints, self._policies, self._received, self._past = None, None, None, None
         self._checksums, self._is_large, self._last = {}, False, None
         self._due_at = time.monotonic() + SECONDS
         with contextlib.ExitStack() as stack:
@@ -210,6 +212,9 @@ class Recorder:
                 self._open_checkpoints(stack)
             if recording.resume:
                 self._resume()
+            if recording.policies:
+                is_begun = self.start is not None and self.start.iteration > 0
+                self._policies = PolicySaver(recording.out, spec, resume=is_begun)
             self._chunks = [] if self._past is None else [self._past]
             self.logger = stack.enter_context(self._make_logger())
             self._closing = stack.pop_all()
@@ -268,18 +273,19 @@ class Recorder:
             trackers.append(WeightsAndBiases(out, spec, mode=recording.wandb, group=group))
         return MetricsLogger(out, spec, console=self.console, past=self._past, trackers=trackers)
 
-    def _save_policies(self, states: TrainState, steps: np.ndarray, evaluations: Evaluations) -> None:
-        """Their scores are the latest evaluation's, or those of recent training episodes in a run without any."""
-        if self.recording.policies:
-            is_known = self.is_evaluated and len(evaluations.steps) > 0
-            scores = evaluations.sampled[-1] if is_known else final_return(self._chunks, len(steps))
-            save_policies(self.recording.out, self.spec, states, steps, scores)
+    def _scores(self, evaluations: Evaluations) -> np.ndarray:
+        """Returns of the latest evaluation, or of recent training episodes in a run without evaluations."""
+        is_known = self.is_evaluated and len(evaluations.steps) > 0
+        return evaluations.sampled[-1] if is_known else final_return(self._chunks, len(self.spec.keys))
 
     def __call__(self, progress: Progress, chunk: Chunk | None) -> Progress | None:
         """Records the chunk, and the states after it; raises StopSignal after a signal, once they are saved."""
         if chunk is not None:
             self.logger.record(chunk, np.where(progress.ended, 1.0, progress.used))
             self._chunks.append(chunk)
+        is_scored = not self.is_evaluated or progress.iteration in progress.evaluations.iterations
+        if self._policies is not None and is_scored:
+            self._policies.update(progress.states, progress.steps, self._scores(progress.evaluations))
         changed = apply_callback(self.callback, progress, chunk)
         if self._received is not None:
             # All processes stop together, whichever of them received the signal.
@@ -297,7 +303,8 @@ class Recorder:
         else:
             is_due = progress.iteration // every > max(self._checkpoints.saved_at, 0) // every
         if is_due or is_last:
-            self._save_policies(progress.states, progress.steps, progress.evaluations)
+            if self._policies is not None:  # first: a run that goes on from the checkpoint needs the best before it
+                self._policies.save(progress.states, progress.steps, self._scores(progress.evaluations))
             if self._checkpoints is None:
                 self._open_checkpoints(self._closing)
             self._checkpoints.save(progress)
@@ -309,7 +316,8 @@ class Recorder:
         self.logger.ending = describe_ends(result.ended_by, result.used, self.spec.settings.word)
         metrics, steps = joined([result] if self._past is None else [self._past, result], num_rows)
         made = steps[-1] if len(steps) else np.zeros(num_rows, np.int64)
-        self._save_policies(result.states, made, result.evaluations)
+        if self._policies is not None:
+            self._policies.save(result.states, made, self._scores(result.evaluations))
         if self._checkpoints is not None:
             self._checkpoints.save(self._last)
         result = result._replace(metrics=metrics, steps=steps)

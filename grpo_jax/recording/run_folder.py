@@ -61,7 +61,7 @@ class Recording:
     """Resume the run in the folder, or begin it if there is none. The other arguments must be the same; the budget
     (total_steps, num_iterations or max_episodes) may be larger, also after the run's end."""
     policies: bool = True
-    """Keep the latest policy of each seed, in policies/."""
+    """Keep the latest and the best policy of each seed, in policies/."""
     tensorboard: bool = False
     """Also write TensorBoard's event files."""
     wandb: Literal["offline", "online"] | None = None

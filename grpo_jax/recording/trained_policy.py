@@ -169,6 +169,7 @@ def load(
     folder: str | Path,
     run: str | None = None,
     *,
+    which: Literal["final", "best"] = "final",
     row: int | Literal["best", "all"] = "best",
     config: Config | None = None,
     trust: bool = False,
@@ -184,6 +185,7 @@ def load(
       folder: of the results, such as `--out` of a command.
       run: its name, such as "PPO on CartPole-v1" or "PPO"; needed if the folder holds several runs. Of a
         sweep, None is the best setting.
+      which: "final", the latest, or "best", when the score was highest.
       row: number of the seed, or of the seed × hyperparameters; "best" is the seed with the highest score, where rows
         differ in their settings among those of the setting with the highest mean score; "all" gives all rows, as
         `run(params=...)` takes them.
@@ -196,7 +198,9 @@ def load(
       ConfigError: there is no such folder, run, file or row, a file is damaged or of a newer format, the parameters
         do not fit the config, or the folder names something that is not trusted.
     """
-    file = find_run(as_path(folder), run)
+    if which not in ("final", "best"):
+        raise ConfigError(f"which={which!r} is unknown; use 'final' or 'best'")
+    file = find_run(as_path(folder), run).with_name(f"{which}.npz")
     description, arrays = read_archive(file, KINDS)
     num_rows, missing = description["num_rows"], description["not_in_config"]
     if config is None and missing:

@@ -138,17 +138,30 @@ class SweepResult:
         """
         return as_dataframe(self.by_setting)
 
+    def ranking_dataframe(self) -> "pandas.DataFrame":
+        """A table of pandas, with a line for each setting, the best first: for `to_latex`, `to_markdown`, `to_csv`.
+
+        Its columns are the axes, `final_return`, and `low` and `high`, the ends of its 95% interval over seeds.
+        """
+        import pandas
+
+        names = "final_return", "low", "high"  # of one seed, the first alone
+        numbers = (dict(zip(names, estimate(run.final_returns), strict=False)) for run in self.ranking)
+        return pandas.DataFrame([{**run.values, **each} for run, each in zip(self.ranking, numbers, strict=True)])
+
     def load(
         self,
         setting: Mapping[str, Value] | str | None = None,
         *,
         seed: int | Literal["all", "best"] = "all",
+        which: Literal["final", "best"] = "final",
     ) -> TrainedPolicy:
         """The trained policies of the best setting by its mean, a row for each seed; or of one seed.
 
         Args:
           setting: the values of another one, or its label.
           seed: the number of a seed; "best" is the one with the highest score, a lucky one.
+          which: see `grpo_jax.load`.
 
         Raises:
           ConfigError: there is no such setting or seed, or the setting's policies were not kept: those of the best ten
@@ -159,7 +172,7 @@ class SweepResult:
         if found is None:
             labels = [each.label for each in ranking]
             raise ConfigError(f"the sweep has no setting {setting!r}: {nearest(str(setting), labels)}")
-        return load(self.out, found.label, row=seed, config=found.config)
+        return load(self.out, found.label, row=seed, which=which, config=found.config)
 
     def __repr__(self) -> str:
         lines = [f"{self.environment}, final return: {describe_seeds(self.num_seeds)}"]

@@ -173,6 +173,8 @@ def _split_policies(study: Study, programs: Sequence[RunSpec], settings: Collect
     plans = {plan.setting: plan for plan in study.plans}
     for program in programs:
         chosen = {setting: rows for setting, rows in program.settings.rows.items() if setting in settings}
-        _, saved = read_archive(policy_file(study.out / PROGRAMS, program), KINDS)
-        for setting, rows in chosen.items():
-            write_policies(study.out, plans[setting], {path: leaf[rows] for path, leaf in saved.items()})
+        for which in ("final", "best") if chosen else ():
+            _, saved = read_archive(policy_file(study.out / PROGRAMS, program, which), KINDS)
+            for setting, rows in chosen.items():
+                arrays = {path: leaf[rows] for path, leaf in saved.items()}
+                write_policies(study.out, plans[setting], {which: arrays})

@@ -76,6 +76,7 @@ def test_they_are_drawn_and_tabled(folders, tmp_path, capsys):
 
 TABLES = {
     "markdown": "| Catch-bsuite | two: ppo | 0.7 [0.7, 0.7] | 1 [1, 1] | 2 | 300 |\n",
+    "csv": "environment,run,return,return low,return high,P(better than the first),",
     "latex": "two: rloo on a, b & 0.675 [0.65, 0.7] & 1 [1, 1] & 2 & 300 \\\\\n\\bottomrule\n\\end{tabular}",
 }
 

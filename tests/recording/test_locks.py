@@ -95,7 +95,7 @@ import sys, jax, numpy, grpo_jax
 from grpo_jax import Hyperparams, Recording, recorded_run
 from grpo_jax.commands import evaluate, play
 folder, gif = map(grpo_jax.recording.files.as_path, sys.argv[1:])
-policy, key = grpo_jax.load(folder), jax.random.key(0)
+policy, key = grpo_jax.load(folder, which="best"), jax.random.key(0)
 assert policy.act(numpy.zeros(policy.config.env.observation.shape)) in (0, 1, 2)
 evaluate.main(evaluate.Arguments(folder, num_episodes=2))
 play.main(play.Arguments(folder, out=gif))

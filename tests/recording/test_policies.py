@@ -18,9 +18,11 @@ from grpo_jax.policies import MLP
 from grpo_jax.policies.normalization import Normalizer
 from grpo_jax.recording.config_file import FIELDS, config_fields, from_json
 from grpo_jax.recording.files import read_archive, write_archive
+from grpo_jax.recording.policy_saver import PolicySaver
 from grpo_jax.recording.trained_policy import TrainedPolicy
 from grpo_jax.runs.progress import Chunk
 from grpo_jax.runs.result import RunResult
+from grpo_jax.runs.run_spec import RunSpec
 from grpo_jax.training.train import initial_states
 
 SIZES = {"num_envs": 4, "num_steps": 8, "num_minibatches": 1, "network": MLP((4,))}
@@ -46,6 +48,33 @@ def test_final_returns_are_of_rows_that_end_at_different_iterations():
     np.testing.assert_allclose(result.final_return, [(9 * 9 + 2) / 10, 7.5, np.nan])
     nothing_left = result._replace(metrics={}, steps=steps[:0])
     assert np.isnan(nothing_left.final_return).all() and nothing_left.final_return.shape == (3,)
+
+
+def test_each_row_keeps_its_best_policy(tmp_path):
+    keys, hyperparams = jax.random.split(jax.random.key(0), 3), Hyperparams()
+    states = jax.jit(lambda *rows: initial_states(OWN, *rows))(hyperparams, keys)
+    plan = RunSpec("run", OWN, hyperparams, keys)
+
+    def at(number, *scores):
+        params = jax.tree.map(lambda leaf: jax.device_put(np.full_like(leaf, number)), states.params)
+        return states.replace(params=params), np.full(3, number), np.array(scores, float)
+
+    policies = PolicySaver(tmp_path, plan)
+    policies.update(*at(0, 1, 5, np.nan))
+    policies.update(*at(1, 2, 4, np.nan))
+    policies.save(*at(2, 0, np.nan, np.nan))
+    policies = PolicySaver(tmp_path, plan, resume=True)
+    policies.update(*at(7, 1.5, 9, np.nan))
+    policies.save(*at(8, 1, 1, np.nan))
+    best = grpo_jax.load(tmp_path, which="best", row="all", config=OWN)
+    assert best.steps.tolist() == [1, 7, 8] and best.score.tolist()[:2] == [2, 9]
+    assert all((leaf == np.array([1, 7, 8]).reshape(3, *[1] * (leaf.ndim - 1))).all() for leaf in _leaves(best))
+    latest = grpo_jax.load(tmp_path, row="all", config=OWN)
+    assert all((leaf == 8).all() for leaf in _leaves(latest))
+
+
+def _leaves(policies):
+    return map(np.asarray, jax.tree.leaves(policies.params))
 
 
 def test_policies_are_read_back_exactly(saved):
@@ -175,6 +204,7 @@ def test_a_config_that_json_cannot_express_is_asked_for(tmp_path):
         ({"folder": "elsewhere"}, "there is no folder"),
         ({"run": "PPO"}, "no run 'PPO'.*run on Catch-bsuite"),
         ({"row": 2}, "row=2, .* the rows 0 to 1"),
+        ({"which": "last"}, "which='last' is unknown"),
         ({"config": dataclasses.replace(CATCH, network=MLP((5,)))}, r"Dense_0/bias is \[2, 4\] in .*, but \[2, 5\]"),
     ],
 )

@@ -75,6 +75,8 @@ def test_settings_are_ranked_by_their_means():
     lines = repr(result).splitlines()
     assert "IQM of 4 seeds" in lines[0] and "fewer than 6" in lines[1] and lines[2] == "  1  discount=1    10 [10, 10]"
     assert repr(ranking[1]).startswith("discount=0.9 on Catch-bsuite: final return 0 [0, 100], IQM of 4 seeds")
+    table = pytest.importorskip("pandas") and result.ranking_dataframe()
+    assert table.iloc[1].tolist() == [0.9, 0, 0, 100] and [*table.columns[1:]] == ["final_return", "low", "high"]
 
 
 def test_policies_are_those_of_the_best_setting(found):

@@ -1,7 +1,9 @@
 """Tables of runs."""
 
+import csv
+import io
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import rich.box
@@ -17,7 +19,7 @@ Cell = str | float | tuple[float, ...]
 """A text, a count, or a mean and, of several seeds, the ends of its interval."""
 Row = dict[str, Cell]
 """By the names of the columns."""
-Form = Literal["table", "markdown", "latex"]
+Form = Literal["table", "markdown", "latex", "csv"]
 """What a table is printed as."""
 
 
@@ -78,7 +80,8 @@ def print_table(console: Console, rows: Sequence[Row], form: Form = "table", tit
             rendered.add_row(*row)
         console.print(rendered)
     elif not console.quiet:
-        print({"markdown": markdown_table, "latex": latex_table}[form](header, texts), end="")
+        make = {"markdown": markdown_table, "latex": latex_table}.get(form)
+        print(make(header, texts) if make else csv_table(rows), end="")
 
 
 def as_text(cell: Cell) -> str:
@@ -86,6 +89,18 @@ def as_text(cell: Cell) -> str:
     if isinstance(cell, tuple):
         return describe_estimate(cell) if cell else ""
     return cell if isinstance(cell, str) else f"{cell:,.0f}"
+
+
+def csv_table(rows: Sequence[Row]) -> str:
+    """The table with whole numbers; two columns with the ends of its intervals follow one that has any."""
+    columns: list[list[Any]] = []
+    for name in rows[0]:
+        parts = [row[name] if isinstance(row[name], tuple) else (row[name],) for row in rows]
+        for i in range(max(map(len, parts))):
+            columns.append([f"{name}{('', ' low', ' high')[i]}", *(each[i] if i < len(each) else "" for each in parts)])
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows(zip(*columns, strict=True))
+    return file.getvalue()
 
 
 def latex_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

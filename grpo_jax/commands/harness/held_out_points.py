@@ -7,32 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from grpo_jax.errors import ConfigError
 from grpo_jax.recording.figures import draw_curve, panels
-from grpo_jax.recording.files import check_fields, read_as
 from grpo_jax.recording.statistics import Curve, bootstrap_interval, describe_seeds, iqm
-
-_MEANS = list[float | None]
-_KINDS = {
-    **{"iteration": int, "tokens": list[int], "cut": _MEANS, "all_equal": _MEANS, "length": _MEANS},
-    **{name: dict[str, _MEANS] for name in ("rewards", "errors", "greedy", "pass_at_k")},
-}
 
 Point = Mapping[str, Any]
 """A measurement: `iteration`, and for each seed `tokens`, `rewards` with `errors` and `greedy` by name, `length`,
 `pass_at_k`."""
-
-
-def read_points(path: Path) -> list[Point]:
-    """The measurements of a file; ConfigError if it is damaged."""
-    points, num_seeds = read_as(path, list[dict[str, Any]]), set()
-    for point in points:
-        check_fields(path, point, _KINDS)
-        means = (point["length"], point["cut"], *point["rewards"].values(), *point["pass_at_k"].values())
-        num_seeds |= {*map(len, means)}
-    if len(num_seeds) > 1:
-        raise ConfigError(f"{path} is damaged: it has means of {sorted(num_seeds)} seeds")
-    return points
 
 
 def advise(first: Point, reward: str, differ: bool) -> str:

@@ -15,14 +15,14 @@ from rich.console import Console
 
 from grpo_jax import TrainState
 from grpo_jax.commands.harness.figures import print_table
-from grpo_jax.commands.harness.held_out_points import advise, before_and_after, diagnose, draw_points, read_points
+from grpo_jax.commands.harness.held_out_points import advise, before_and_after, diagnose, draw_points
 from grpo_jax.config import behaviour_policy, kept_with
 from grpo_jax.environments.tokens import PAD
 from grpo_jax.evaluation.generation import Sampling, generate
 from grpo_jax.language import CompletionFile, LanguageTask
 from grpo_jax.language.rewards import text_of
 from grpo_jax.language.turns import with_answers
-from grpo_jax.recording.files import add_lines, write_json
+from grpo_jax.recording.files import add_lines, read_as, write_json
 from grpo_jax.recording.run_folder import StopSignal
 from grpo_jax.recording.statistics import pass_at_k
 from grpo_jax.recording.trackers import log_table
@@ -75,7 +75,7 @@ class HeldOutCurves:
     ):
         self.task, self.plan, self.folder, self.console, self.arguments = task, plan, folder, console, arguments
         self._path, self._samples, self._received = folder / "held_out.json", folder / "samples.jsonl", received
-        self.points = read_points(self._path) if self._path.exists() else []
+        self.points = read_as(self._path, list[dict[str, Any]]) if self._path.exists() else []
         held_out = np.arange(task.num_training, len(task.tokens))
         self._prompts = np.random.default_rng(0).permutation(held_out)[: arguments.num_held_out]
         self._every = measurement_interval(arguments, plan.hyperparams.num_iterations, len(self._prompts))

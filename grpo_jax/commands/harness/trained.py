@@ -19,12 +19,14 @@ class PolicyArguments:
     """Folder of results of a command that trains."""
     run: str | None = None
     """Name of the run, if the folder holds several."""
+    which: Literal["final", "best"] = "final"
+    """The latest policies, or those with the highest score so far."""
     trust: bool = False
     """Import code that the folder names, such as a custom environment; only if you trust who made the folder."""
 
     def load(self, row: int | Literal["best", "all"] | None) -> TrainedPolicy:
         """The policy of this row, of all, or, for None, of the best row."""
-        return load(self.folder, self.run, row="best" if row is None else row, trust=self.trust)
+        return load(self.folder, self.run, which=self.which, row="best" if row is None else row, trust=self.trust)
 
 
 @dataclasses.dataclass
