@@ -67,13 +67,12 @@ class Tokenizer:
     def encode_reply(self, messages: Messages, answer: Mapping[str, Any], *, after: int) -> list[int]:
         """The tokens from the assistant's last message to its next one; `after`, the last so far, may have ended it.
 
-        ConfigError if the chat template leaves out a word of the answer, as some do all that a tool says.
+        ConfigError if the chat template leaves out a part of the answer, as some do all that a tool says.
         """
         mark = "THE_LAST_MESSAGE"
         text = self.render([*messages[:-1], {**messages[-1], "content": mark}, answer]).rpartition(mark)[2]
-        if lost := [word for word in re.findall(r"\w+", answer["content"]) if word not in text]:
-            lost = f"the model's chat template leaves out {lost[0]!r} of the answer {answer!r:.200}"
-            raise ConfigError(f"{lost}; let respond return a text, which is a message of the user")
+        if not all(word in text for word in re.findall(r"\w+", answer["content"])):
+            raise ConfigError(f"the chat template leaves out a part of {answer!r:.200}; let respond return a text")
         tokens = self._encoding(text).ids
         return tokens[after in self.end_tokens and not {*tokens[:1]}.isdisjoint(self.end_tokens) :]
 

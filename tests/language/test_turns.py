@@ -114,7 +114,7 @@ def test_what_respond_may_return_and_what_is_refused(model, tmp_path):
         turns(forgets, max_completion=8)
     plain = "{% for message in messages if message.role != 'tool' %}{{ message.content }}{% endfor %}"
     plain = load_model(make_model(tmp_path / "plain", chat_template=plain))
-    with pytest.raises(ConfigError, match="chat template leaves out '5' of the answer {'role': 'tool'"):
+    with pytest.raises(ConfigError, match="chat template leaves out a part of {'role': 'tool'"):
         answered(turns(plain, later, max_completion=8), "a")
     assert answered(turns(plain, lambda messages: "", max_completion=8), "a")[1] is None
 
