@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import types
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +41,8 @@ from grpo_jax.policies import Transformer, categorical, make_token_policy
 from grpo_jax.recording.identity import check_same, identity
 from grpo_jax.runs.progress import initial_progress
 from grpo_jax.training.host_side import host_outcome, with_choices
+from grpo_jax.training.metrics import rollout_metrics
+from grpo_jax.types import RewardParts, Trajectory
 
 END = 0
 KEYS = jax.random.split(jax.random.key(0), 2)
@@ -193,11 +196,23 @@ def test_a_reward_of_none_counts_in_no_mean_and_no_deviation(model):
     task = make_task(model, rewards=rewards, max_completion=2)
     sizes = {"num_envs": 16, "group_size": 16, "num_minibatches": 1, "num_epochs": 1}
     config = Config(environment=language_environment(task), algorithm="gdpo", network=model.architecture, **sizes)
-    metrics = run(config, Hyperparams(num_iterations=1), KEYS[:1]).metrics
-    values = [metrics[name].item() for name in ("reward/odd_mean", "reward/odd_std", "advantage/abs_mean")]
-    assert values == [1, 0, 0] and 0 < metrics["episode/return_mean"] - 1 < 1, "odd applies to some completions"
-    values, applies = task.judge(np.zeros(2, int), np.array([[6, END], [7, END]]))
-    assert values[:, 0].tolist() == [0, 1] and applies.tolist() == [[False, True], [True, True]]
+    values, applies = task.judge(np.zeros(16, int), np.array([[number, END] for number in range(5, 21)]))
+    assert values[:2].tolist() == [[1, 1], [0, 1]] and applies[:2].tolist() == [[True, True], [False, True]]
+
+    @jax.jit
+    def read(values, applies):
+        valid, is_last = jnp.ones((2, 16), bool), jnp.arange(2)[:, None, None] == 1
+        parts = RewardParts(values * is_last, jnp.ones((2, 16, 2)), applies & is_last)
+        played = Trajectory(**dict.fromkeys(Trajectory._fields))._replace(
+            **{"valid": valid, "terminated": valid & is_last[..., 0], "truncated": ~valid, "reward_parts": parts},
+            **{"reward": parts.total, "episode_return": parts.total, "episode_length": jnp.full((2, 16), 2)},
+        )
+        advantage = config.algorithm.advantage(played, Hyperparams(), config.group_size)
+        return rollout_metrics(config, played, types.SimpleNamespace(advantage=advantage, mask=valid, value=None))
+
+    metrics = read(values, applies)
+    found = [metrics[name].item() for name in ("reward/odd_mean", "reward/odd_std", "advantage/abs_mean")]
+    assert found == [1, 0, 0] and metrics["episode/return_mean"] == 1.5, "odd applies to half of the completions"
 
 
 def test_other_prompts_need_no_other_program(model):
