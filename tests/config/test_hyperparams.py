@@ -98,9 +98,11 @@ HELD = GRPO._replace(
 
 
 def test_plain_hyperparameters_and_a_users_are_completed_for_an_algorithm():
-    config, kinds = Config(algorithm="sapo", **SMALL), (Hyperparams, SapoHyperparams, Mine)
+    config, kinds = Config(algorithm="sapo", **SMALL), (Hyperparams, SapoHyperparams)
     stop = {"callback": lambda progress, chunk: progress._replace(stopped=np.array(True))}  # so that `init` suffices
-    plain, own, users = (run(config, kind(num_iterations=1), KEYS, **stop).states.hyperparams for kind in kinds)
+    users = run(config, Mine(num_iterations=1), KEYS, **stop).states.hyperparams
+    given = jax.jit(lambda key: [make_init(config)(key, kind(num_iterations=1)).hyperparams for kind in kinds])
+    plain, own = given(KEYS[0])
     assert type(plain) is type(own) is SapoHyperparams and isinstance(users, SapoHyperparams)
     assert users.softness[0] == 0.5 and bits(plain) == bits(own) and (own.sapo_tau_negative == np.float32(1.05)).all()
     assert type(completed(users, Mine)) is type(completed(Mine(), SapoHyperparams)) is type(users)

@@ -199,7 +199,10 @@ class OutOfBounds(Probe):
         return super().is_truncated(state, params) | (jnp.sin(1e4 * state.mark * state.time) < -0.3)
 
 
-@pytest.mark.parametrize("network", [MLP((4,)), MLP((4,), recurrent="gru", recurrent_size=3)])
+GRU = MLP((4,), recurrent="gru", recurrent_size=3)
+
+
+@pytest.mark.parametrize("network", [MLP((4,)), pytest.param(GRU, marks=pytest.mark.slow)])
 def test_an_early_truncation_is_bootstrapped_from_its_true_final_observation(network):
     config = small_config("ppo", OutOfBounds(), num_envs=4, num_steps=24, network=network)
     env, params = config.env, config.policy.init(KEY)
@@ -254,8 +257,8 @@ class Unhashable(Plain):
 
 
 def test_an_environment_that_is_a_dataclass_with_arrays_trains_records_loads_and_acts(tmp_path):
-    config, folder, keys = small_config("ppo", Unhashable(), num_steps=8), tmp_path / "run", jax.random.split(KEY, 1)
+    config, folder, keys = small_config("grpo", Unhashable(), group_size=4), tmp_path / "run", jax.random.split(KEY, 1)
     recorded_run(config, Hyperparams(total_steps=64), keys, folder, console=False)
-    policy = grpo_jax.load(folder, config=small_config("ppo", Unhashable(), num_steps=8))
+    policy = grpo_jax.load(folder, config=small_config("grpo", Unhashable(), group_size=4))
     assert policy.act(np.zeros(1)) in (0, 1)
     assert grpo_jax.evaluate(policy.config, policy.state(KEY), KEY, num_episodes=2).returns.tolist() == [3, 3]

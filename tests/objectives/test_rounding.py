@@ -105,19 +105,27 @@ def rmsprop(hyperparams, learning_rate):
     return optax.rmsprop(learning_rate, eps=hyperparams.adam_eps, eps_in_sqrt=False)
 
 
+def half(num_layers):
+    network = Transformer(num_layers=num_layers, width=32, num_heads=2, compute_dtype="bfloat16")
+    return {"num_envs": 64, "network": network}
+
+
 MOVES = {
     "reference": ({"algorithm": with_reference(GRPO), "optimizer": "muon"}, {}),
     "off_policy_mask": (
         {"algorithm": "off_policy_mask", "num_microbatches": 2, "optimizer": rmsprop},
         {"kl_target": 1e-6, "adam_eps": 1e-12},
     ),
+    "bfloat16": ({"algorithm": "grpo", **half(2)}, {}),
+    "reference, bfloat16": ({"algorithm": with_reference(GRPO), "optimizer": rmsprop, **half(1)}, {"adam_eps": 1e-12}),
 }
-HALF = Transformer(width=32, num_layers=2, num_heads=2, compute_dtype="bfloat16")
-MOVES["bfloat16"] = {"algorithm": "grpo", "num_envs": 64, "network": HALF}, {}
+SLOW = {name: [pytest.mark.slow] * (name != "reference, bfloat16") for name in MOVES}
 
 
-@pytest.mark.parametrize("fields, numbers", MOVES.values(), ids=MOVES)
-def test_an_update_without_signal_changes_nothing(fields, numbers):
+@pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW[name]) for name in MOVES])
+def test_an_update_without_signal_changes_nothing(name):
+    """Rounding of each penalty and mask alone is in `test_penalties_and_masks_start_beyond_rounding`."""
+    fields, numbers = MOVES[name]
     task = make_task("sort-3")._replace(rewards=ZERO)
     network = {"network": Transformer(width=16, num_layers=1, num_heads=2)}
     config = Config(environment=task, **SMALL | network | fields)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from probes import bits
+from probes import Probe, bits
 
 from grpo_jax import Config, Hyperparams, make_init, make_train_step, with_reference
 from grpo_jax.algorithms import PPO
@@ -20,7 +20,7 @@ AVERAGED = with_reference(PPO, functools.partial(averaged_reference, decay=0.5))
 
 
 def init(key, observation):
-    shapes = {"torso": (4, 16), "actor": (16, 2), "critic": (16, 1)}
+    shapes = {"torso": (observation.shape[-1], 16), "actor": (16, 2), "critic": (16, 1)}
     return {name: 0.3 * jax.random.normal(key, shape) for name, shape in shapes.items()}
 
 
@@ -59,7 +59,7 @@ MUON = pytest.param(PPO, {"optimizer": "muon"}, {}, marks=pytest.mark.slow)
 
 @pytest.mark.parametrize("algorithm, fields, hyperparams", [(AVERAGED, {}, {"kl_coef": 0.1}), MUON])
 def test_training_is_that_of_a_policy_with_the_frozen_part_as_a_constant(algorithm, fields, hyperparams):
-    config = Config("CartPole-v1", algorithm, network=network, **SMALL | fields)
+    config = Config(Probe(), algorithm, network=network, env_params={"bonus": 1.0}, **SMALL | fields)
     start, state, metrics = train(config, **hyperparams)
     torso = np.asarray(start.params["network"]["torso"])
     constant = dataclasses.replace(config, network=functools.partial(constant_torso, torso=torso))

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import re
 
 import jax
@@ -69,12 +70,19 @@ def test_a_config_says_what_computes_its_networks(calls, fields, answer):
     assert dataclasses.replace(config, execution_plan="gpu").networks_by is None
 
 
-def trained(fields, plan, mesh):
-    """A train step of two rows."""
+def make_training(fields, plan, mesh):
+    """What makes the states of two rows, and their train step."""
     config = Config(**fields, execution_plan=dataclasses.replace(plan, steps_per_loop=1))
     hyperparams = jax.tree.map(lambda leaf: jnp.full(2, leaf, jnp.float32), Hyperparams(total_steps=1e6))
-    states = jax.jit(jax.vmap(make_init(config)))(jax.random.split(jax.random.key(0), 2), hyperparams)
+    init = jax.jit(jax.vmap(make_init(config)))
     step = jax.jit(over_rows(make_train_step(config), mesh))
+    return functools.partial(init, jax.random.split(jax.random.key(0), 2), hyperparams), step
+
+
+def trained(fields, plan, mesh):
+    """A train step of two rows."""
+    init, step = make_training(fields, plan, mesh)
+    states = init()
     end, metrics = step(jax.device_put(states, state_shardings(mesh, states)))
     return jax.tree.map(np.asarray, (end.params, metrics))
 
@@ -91,9 +99,29 @@ def test_a_step_has_a_kernel_for_each_network_and_a_sequence_one_for_both(calls,
     assert calls == ([(1, 8), (1, 8), (2, 24)] if setting is None else [])
 
 
-@pytest.mark.parametrize(
-    ("fields", "num_devices", "last"), [(PPO, 2, (2, 8)), pytest.param(GRPO, 1, (1, 16), marks=pytest.mark.slow)]
-)
+def test_values_and_gradients_with_the_kernel_are_those_of_xla(calls):
+    x, found = jax.random.normal(jax.random.key(1), (3, 8, 4)), []
+    params = jax.jit(Config(**PPO).policy.init)(jax.random.key(0))
+    for plan in (GPU, HOPPER):
+        policy = Config(**PPO, execution_plan=plan).policy
+
+        def total(params, policy=policy):
+            logits, values = policy.sequence(params, x, policy.initial_carry(None, 8), jnp.zeros((3, 8), bool))
+            return jnp.sum(jnp.sin(logits)) + jnp.sum(jnp.sin(values)), (logits, values)
+
+        found.append(jax.jit(jax.value_and_grad(total, has_aux=True))(params))
+        assert bool(calls) == (plan is HOPPER)
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(other, one, rtol=2e-4, atol=2e-5), *found)
+
+
+def test_each_device_gives_the_kernel_its_own_samples(calls):
+    init, step = make_training(PPO, HOPPER, make_mesh(seeds=1, envs=2))
+    jax.eval_shape(step, jax.eval_shape(init))
+    assert calls[-1] == (2, 8), calls  # half of a minibatch
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fields", "num_devices", "last"), [(PPO, 2, (2, 8)), (GRPO, 1, (1, 16))])
 def test_a_train_step_with_the_kernel_is_that_of_xla(calls, fields, num_devices, last):
     """Where environments are on two devices, each gives the kernel its own samples."""
     by_xla = trained(fields, GPU, make_mesh(seeds=1))

@@ -44,15 +44,13 @@ def test_weights_start_orthogonal():
         for layer, gain in zip(("Dense_0", "Dense_1", "Dense_2"), gains, strict=True):
             assert_orthogonal(params[name][layer]["kernel"], gain)
             assert not params[name][layer]["bias"].any()
-    params = make(IMAGE, recurrent="gru", actor_init_gain=0.5).init(jax.random.key(0))
-    for name, gain in {"actor": 0.5, "critic": 1.0}.items():
-        for layer in ("Conv_0", "Dense_0", "Dense_1"):
-            assert_orthogonal(params[name][layer]["kernel"], 2**0.5)
-        assert_orthogonal(params[name]["Dense_2"]["kernel"], gain)
-        gru = params[name]["GRU_0"]
-        for kernel in (gru["input"]["kernel"], gru["recurrent_kernel"]):
-            for gate in np.split(np.asarray(kernel), 3, axis=1):
-                assert_orthogonal(gate, 1.0)
+    actor = make(IMAGE, recurrent="gru", actor_init_gain=0.5, critic=False).init(jax.random.key(0))["actor"]
+    for layer in ("Conv_0", "Dense_0", "Dense_1"):
+        assert_orthogonal(actor[layer]["kernel"], 2**0.5)
+    assert_orthogonal(actor["Dense_2"]["kernel"], 0.5)
+    for kernel in (actor["GRU_0"]["input"]["kernel"], actor["GRU_0"]["recurrent_kernel"]):
+        for gate in np.split(np.asarray(kernel), 3, axis=1):
+            assert_orthogonal(gate, 1.0)
 
 
 def assert_orthogonal(kernel, gain):

@@ -82,7 +82,7 @@ def test_iterations_of_any_length_are_counted_and_scheduled(short):
     np.testing.assert_allclose(result.metrics["optim/learning_rate"][:2, 1], [1, 0.5], atol=1e-6)
     assert result.used.tolist() == [1, 1]
     hyperparams = HYPERPARAMS.replace(total_steps=np.full(2, np.inf), max_episodes=np.array([40.0, 20.0]))
-    result = run(config, hyperparams, KEYS, chunk_length=3)  # a schedule over episodes ends with them
+    result = run(config, hyperparams, KEYS, chunk_length=1)  # a schedule over episodes ends with them
     assert result.states.iteration.tolist() == [5, 3] and result.ended_by.tolist() == ["max_episodes"] * 2
     np.testing.assert_allclose(result.metrics["optim/learning_rate"][:, 0], [1, 0.8, 0.6, 0.4, 0.2], atol=1e-6)
 
@@ -114,7 +114,7 @@ def test_the_end_of_rows_is_described():
 
 def test_a_billion_steps_take_the_memory_of_a_million():
     """An iteration leaves a number for each metric, and nothing else."""
-    sizes, config = [], small_config("ppo", Probe(), num_steps=2, network=MLP(()))
+    sizes, config = [], small_config("grpo", Probe(), group_size=2, network=MLP(()))
     for steps in (10**6, 10**9):
         train = jax.jit(make_train(config, steps // config.steps_per_iteration))
         memory = train.lower(jax.random.key(0), Hyperparams(total_steps=steps)).compile().memory_analysis()

@@ -121,7 +121,7 @@ def rewarded(trajectory, batch, hyperparams):
     return {"mine/reward": reward, "mine/samples": jnp.sum(batch.mask), "mine/discount": hyperparams.discount}
 
 
-@pytest.mark.parametrize("algorithm", [GRPO, PPO], ids=["grpo", "ppo"])
+@pytest.mark.parametrize("algorithm", [GRPO, pytest.param(PPO, marks=pytest.mark.slow)], ids=["grpo", "ppo"])
 def test_own_metrics_join_the_others_and_change_nothing(algorithm):
     def cubed(trajectory, batch, *, power):
         return {"mine/power": power, "mine/true": True}

@@ -6,14 +6,14 @@ import types
 import jax
 import numpy as np
 import pytest
-from probes import copy_task
+from probes import Probe, copy_task
 from small import begin
 
 from grpo_jax import Config, Hyperparams, make_learn, make_play, with_reference
 from grpo_jax.algorithms import DAPO, DR_GRPO, GRPO_PROCESS, GSPO, PPO
 from grpo_jax.groups import FRESH
 from grpo_jax.objectives import kl_penalized_reward
-from grpo_jax.policies import Transformer
+from grpo_jax.policies import MLP, Transformer
 from grpo_jax.training.host_side import steps_to_learn
 from grpo_jax.training.train_step import Played
 from grpo_jax.updates.lengths import rounded_length
@@ -21,7 +21,9 @@ from grpo_jax.updates.lengths import rounded_length
 HYPERPARAMS = Hyperparams(learning_rate=0.05, kl_coef=0.1, entropy_coef=0.01, num_iterations=1.0)
 TINY = Transformer(width=8, num_heads=2, num_layers=1)
 ADAPTERS = {"network": dataclasses.replace(TINY, lora_rank=2), "logits_chunk": 32}
+LIVES = {"environment": Probe(), "env_params": {"max_steps_in_episode": 100, "lifetime": 30, "bonus": 1.0}}
 CASES = {
+    "dr_grpo": (DR_GRPO, LIVES | {"network": MLP((4,)), "num_epochs": 1, "num_minibatches": 1}),
     "dr_grpo, reference, adapters, logits in chunks": (with_reference(DR_GRPO), ADAPTERS),
     "dapo, kept groups, overlong left out": (DAPO._replace(filter_overlong=True), {"num_kept_groups": 2}),
     "gspo, reference in the reward": (with_reference(GSPO)._replace(reward=kl_penalized_reward, penalties=()), {}),
@@ -30,11 +32,12 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * ("dr_" not in name)) for name in CASES])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "dr_grpo")) for name in CASES])
 def test_an_update_without_the_steps_after_the_longest_episode_is_the_same(name):
     algorithm, fields = CASES[name]
     sizes = {"num_envs": 16, "group_size": 4, "num_epochs": 2, "num_minibatches": 2, "network": TINY}
-    config = Config(environment=copy_task(max_steps=100), algorithm=algorithm, **sizes | {"optimizer": "sgd"} | fields)
+    common = sizes | {"environment": copy_task(max_steps=100), "optimizer": "sgd"}
+    config = Config(algorithm=algorithm, **common | fields)
     state = begin(config, HYPERPARAMS)
     if state.reference_params is not None:
         state = state.replace(reference_params=jax.tree.map(lambda leaf: leaf + 0.1, state.reference_params))
