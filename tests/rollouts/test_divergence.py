@@ -83,7 +83,7 @@ def trained(config):
     return jax.jit(make_train_step(config))(jax.jit(make_init(config))(jax.random.key(0), Hyperparams()))
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
+@pytest.mark.parametrize("algorithm", [pytest.param("ppo", marks=pytest.mark.slow), "grpo"])
 def test_training_goes_on_past_states_that_are_nan(algorithm):
     fields = {"num_envs": 32, "env_params": {"lifetime": 2}}
     fields |= {"num_steps": 8} if algorithm != "grpo" else {"group_size": 8}
