@@ -37,3 +37,9 @@ def edited(path, change):
     arrays = dict(np.load(path))
     fields = change(json.loads(str(arrays.pop("fields"))))
     np.savez(path, fields=json.dumps(fields), **arrays)
+
+
+def contents(directory):
+    """The bytes of each file of a folder, but for its lock."""
+    files = (path for path in directory.rglob("*") if path.is_file() and path.name != ".lock")
+    return {str(path.relative_to(directory)): path.read_bytes() for path in files}

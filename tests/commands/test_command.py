@@ -24,7 +24,6 @@ from grpo_jax.recording.run_folder import StopSignal
             jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 9 GiB\nat 0x12"),
             "error: not enough memory: RESOURCE_EXHAUSTED: 9 GiB; use smaller numbers\n",
         ),
-        (OSError(errno.ENOSPC, "No space left on device"), "error: [Errno 28] No space left on device\n"),
         (KeyboardInterrupt(), "interrupted\n"),
     ],
 )

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from language_models import make_model
+from saved_policies import contents
 
 from grpo_jax import TrainState
 from grpo_jax.commands import lm, train
@@ -42,11 +43,6 @@ def saved_run(tmp_path_factory):
     line = {"run": dataclasses.asdict(plan.setting), "iteration": 0, "environment_steps": [32]}
     (out / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     return out
-
-
-def contents(folder):
-    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def refused(capsys, call):
@@ -207,12 +203,8 @@ def test_a_failed_start_can_be_made_again(what, fails, message, tmp_path, capsys
 
 
 def test_a_disk_that_is_full(tmp_path, capsys, monkeypatch):
-    chunk = Chunk(
-        dict.fromkeys(["environment/steps", "episode/return_mean", "episode/count"], np.full((2, 1), 32.0)),
-        steps=np.array([[32], [64]]),
-        iteration=0,
-        seconds=1,
-    )
+    metrics = dict.fromkeys(["environment/steps", "episode/return_mean", "episode/count"], np.full((2, 1), 32.0))
+    chunk = Chunk(metrics, steps=np.array([[32], [64]]), iteration=0, seconds=1)
 
     def run(*arguments, callback, **others):
         progress = initial_progress(STATES, 1)

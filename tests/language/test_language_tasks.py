@@ -29,7 +29,6 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.language import (
     CompletionFile,
     Reward,
-    RewardError,
     Tokenizer,
     as_prompts,
     language_environment,
@@ -61,8 +60,11 @@ def test_rewards_see_what_the_file_holds_and_the_limit_of_completions(model):
 
     calls, a, rewards = [], model.tokenizer.encode("a")[0], (Reward("seen", seen), Reward("lengths", lengths, 0.5))
     tokens = np.array([[a, a, END, -1], [END, -1, -1, -1]])
-    values, _ = make_task(model, rewards=rewards).judge(np.array([1, 0]), tokens, iteration=3)
-    assert calls == [(["345", "12"], ["aa", ""], ["b", "a"])] and values.tolist() == [[1, 2], [1, 0]]
+    states = Completion(np.array([[1, 0]]), tokens[None], np.array([[3, 1]]))
+    params = {"iteration": np.full((1, 2), 3), "seen": np.ones((1, 2)), "lengths": np.full((1, 2), 0.5)}
+    parts = language_environment(make_task(model, rewards=rewards)).host.outcome(states, params)
+    assert calls == [(["345", "12"], ["aa", ""], ["b", "a"])] and parts.values.tolist() == [[[1, 2], [1, 0]]]
+    assert parts.weights.tolist() == [[[1, 0.5]] * 2]
     make_task(model, [{"messages": CHAT[1:2], "answer": 1}], rewards=rewards[:1]).judge(np.array([0]), np.array([[a]]))
     assert make_task(model, [{"prompt": "1", "table": np.eye(2)}]).digest, "a field may be any object"
     assert calls[1] == ([CHAT[1:2]], [[{"role": "assistant", "content": "a"}]], [1])
@@ -130,27 +132,6 @@ def test_an_episode_is_a_completion(model):
     assert several.is_cut([[5, 5, 5, each] for each in (7, 8, 9, END)]).tolist() == [False, True, False, False]
     step = jax.jit(jax.vmap(language_environment(several).step, in_axes=(None, None, 0, None)))
     assert step(keys[0], state, jnp.array([7, 8, 9, END]), params).terminated.tolist() == [True, False, True, True]
-
-
-def outcome(task):
-    env = language_environment(task)
-    a = task.model.tokenizer.encode("a")[0]
-    tokens = np.array([[a, a, -1, -1], [a, -1, -1, -1], [-1] * 4], np.int32)
-    states = Completion(np.zeros(3, np.int32), tokens, np.array([2, 1, 0], np.int32))
-    params = {name: np.repeat(env.params[name], 3) for name in ("iteration", *env.reward_names)}
-    return env.host.outcome(*jax.tree.map(lambda leaf: leaf[None], (states, params)))
-
-
-def test_rewards_are_one_call_for_all_completions(model):
-    calls = []
-    counted = lambda completions: calls.append(completions) or [len(text) for text in completions]  # noqa: E731
-    rewards = Reward("counted", counted, 2.0), Reward("brief", lambda completions: [-1] * len(completions), 0.5)
-    parts = outcome(make_task(model, rewards=rewards))
-    assert parts.values.tolist() == [[[2, -1], [1, -1], [0, -1]]] and parts.weights.tolist() == [[[2, 0.5]] * 3]
-    assert calls == [["aa", "a", ""]]
-    wrong = make_task(model, rewards=(Reward("wrong", lambda completions: [0.0, None, 0.0]),))
-    with pytest.raises(RewardError, match="no reward applies to the completion 'a', as wrong returned"):
-        outcome(wrong)
 
 
 @pytest.mark.slow

@@ -48,9 +48,7 @@ def test_the_tokens_of_an_answer_are_those_of_the_whole_conversation(tmp_path, n
 
 
 def test_what_has_ended_is_answered_and_the_limit_cuts_an_answer(model):
-    task = turns(
-        model, max_completion=50, respond=lambda messages: {"a": "b", "c": "b" * 99}.get(messages[-1]["content"])
-    )
+    task = turns(model, lambda messages: {"a": "b", "c": "b" * 99}.get(messages[-1]["content"]))
     tokens, answers = answered(task, "a", "8", "c", "d" * 60)
     assert (answers[0, 2:40] >= 0).any() and (answers[3] == PAD).all(), "what is cut gets no answer"
     assert (answers[1] == PAD).all() and (answers[2, 2:] >= 0).all()
@@ -93,10 +91,7 @@ def test_what_respond_may_return_and_what_is_refused(model, tmp_path):
     for respond, message in (
         (raises, r"respond raised KeyError: 'no tool' \(.*test_turns.py, line \d+\); let it return the text"),
         (lambda messages: 5, "respond returned 5; let it return the text of an answer"),
-        (
-            lambda messages: {"role": "assistant", "content": "a"},
-            "respond returned {'role': 'assistant'",
-        ),
+        (lambda messages: {"role": "assistant", "content": "a"}, "respond returned {'role': 'assistant'"),
         (lambda: "a", "respond raised TypeError"),
     ):
         with pytest.raises(RewardError, match=message):

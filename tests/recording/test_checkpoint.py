@@ -56,10 +56,6 @@ def save(path, iterations, description=DESCRIPTION):
     return sorted(int(folder.name) for folder in path.iterdir() if folder.name.isdigit())
 
 
-def save_one(checkpoints, progress, chunk):
-    checkpoints.save(progress)
-
-
 def restored(path, like=state, given=None, checksums=None, **arguments):
     with Checkpoints(path, DESCRIPTION, given=checksums) as checkpoints:
         return checkpoints.restore(jax.eval_shape(like), given=given, **arguments)
@@ -184,7 +180,7 @@ def test_a_coefficient_that_adapts_goes_on(tmp_path):
     config = Config(environment=Probe(), algorithm=algorithm, **sizes)
     hyperparams = Hyperparams(total_steps=6.0 * config.steps_per_iteration, kl_coef=0.1, entropy_coef=0.1)
     with Checkpoints(tmp_path, DESCRIPTION) as checkpoints:
-        whole = run(config, hyperparams, KEYS[:2], callback=functools.partial(save_one, checkpoints), chunk_length=2)
+        whole = run(config, hyperparams, KEYS[:2], callback=lambda now, _: checkpoints.save(now), chunk_length=2)
     with Checkpoints(tmp_path, DESCRIPTION) as checkpoints:
         like = jax.eval_shape(functools.partial(initial_states, config), hyperparams, KEYS[:2])
         start = checkpoints.restore(like, at_most=5)

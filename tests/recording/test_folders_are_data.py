@@ -162,12 +162,16 @@ def test_what_a_folder_may_name_is_pure():
 def test_variants_of_known_algorithms_need_no_trust(tmp_path):
     config = dataclasses.replace(CATCH)
     variants = [each._replace(greedy_member=not each.greedy_member) for each in ALGORITHMS.values()]
-    variants += [with_reference(GRPO), with_reference(PPO._replace(start=FRESH)), GRPO._replace(critic=PPO.critic)]
+    variants += [with_reference(GRPO)._replace(filter_overlong=True), with_reference(PPO._replace(start=FRESH))]
+    variants += [GRPO._replace(critic=PPO.critic)]
     for value in variants:
         object.__setattr__(config, "algorithm", value)  # unchecked: some are for other environments
         fields, missing = config_fields(config)
         assert not missing and isinstance(fields["algorithm"], dict)
         assert from_json(tmp_path, json.loads(json.dumps(fields)), FIELDS, "Config")["algorithm"] == value
+    config = dataclasses.replace(CATCH, execution_plan="cpu", env_params={"max_steps_in_episode": 9})
+    fields = json.loads(json.dumps(config_fields(config)[0]))
+    assert Config(**from_json(tmp_path, fields, FIELDS, "Config")) == config
 
 
 # --- own hyperparameters and arrays of environments ------------------------------------------------------------------

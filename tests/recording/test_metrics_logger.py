@@ -123,20 +123,16 @@ def test_without_records_and_after_an_error_the_summary_stands(error, cause):
     assert console.file.getvalue().endswith(summary)
 
 
-@pytest.mark.parametrize(
-    ("skipped", "said"),
-    [
-        ([[0, 0, 0], [0, 0, 0]], None),
-        ([[0, 1, 0], [0, 0, 0]], "1 update skipped: non-finite loss or gradient in seeds [1]"),
-        ([[4, 0, 0], [3, 0, 2]], "9 updates skipped: non-finite loss or gradient in seeds [0, 2]"),
-    ],
-)
-def test_the_summary_counts_skipped_updates(skipped, said):
-    console = make_console()
-    with make_logger(None, "a", 20, 3, console) as logger:
-        logger.record(make_chunk(np.ones((2, 3)), **{"optim/skipped_updates": skipped}))
-    last = console.file.getvalue().splitlines()[-1]
-    assert last.endswith(said) if said else "skipped" not in last
+def test_the_summary_counts_skipped_updates():
+    of_seeds = {
+        "return 1 (1..1)": [[0, 0, 0], [0, 0, 0]],
+        "1 update skipped: non-finite loss or gradient in seeds [1]": [[0, 1, 0], [0, 0, 0]],
+        "9 updates skipped: non-finite loss or gradient in seeds [0, 2]": [[4, 0, 0], [3, 0, 2]],
+    }
+    for said, skipped in of_seeds.items():
+        with make_logger(None, "a", 20, 3, console := make_console()) as logger:
+            logger.record(make_chunk(np.ones((2, 3)), **{"optim/skipped_updates": skipped}))
+        assert console.file.getvalue().endswith(f"{said}\n")
 
 
 def test_write_json_is_strict(tmp_path):
@@ -149,14 +145,8 @@ def test_write_json_is_strict(tmp_path):
         "nested": [{"ok": np.bool_(True), "none": None, "text": "x"}],
     }
     write_json(tmp_path / "summary.json", value)
-    assert strict_json((tmp_path / "summary.json").read_text()) == {
-        "iqm": 1.5,
-        "ci95": [None, "inf"],
-        "per_seed": [1.0, None],
-        "count": 2**40,
-        "out": str(Path("runs/a")),
-        "nested": [{"ok": True, "none": None, "text": "x"}],
-    }
+    as_json = {"iqm": 1.5, "ci95": [None, "inf"], "per_seed": [1.0, None], "out": str(Path("runs/a"))}
+    assert strict_json((tmp_path / "summary.json").read_text()) == value | as_json
     assert '"ci95": [null, "inf"],\n' in (tmp_path / "summary.json").read_text(), "numbers of a list are in one line"
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +11,10 @@ from probes import Probe, bits
 from saved_policies import edited, save_policies
 
 import grpo_jax
-from grpo_jax import GRPO, Config, Hyperparams, evaluate, with_reference
+from grpo_jax import GRPO, Config, Hyperparams, evaluate
 from grpo_jax.errors import ConfigError
 from grpo_jax.policies import MLP
 from grpo_jax.policies.normalization import Normalizer
-from grpo_jax.recording.config_file import FIELDS, config_fields, from_json
 from grpo_jax.recording.files import read_archive, write_archive
 from grpo_jax.recording.policy_saver import PolicySaver
 from grpo_jax.recording.trained_policy import TrainedPolicy
@@ -101,8 +99,6 @@ def test_another_run_starts_from_them(saved):
     keys = jax.random.split(jax.random.key(3), 2)
     states = jax.jit(start)(keys, normalizer=policies.normalizer)
     assert bits((states.params, states.normalizer)) == bits((policies.params, policies.normalizer))
-    with pytest.raises(ConfigError, match=r"Dense_.* is .* in .*final.npz, but .* the config has another environment"):
-        grpo_jax.load(saved[0], config=dataclasses.replace(CATCH, network=MLP((5,))))
     with pytest.raises(ConfigError, match=r"normalizer has statistics of observations None, but they are .* in this"):
         jax.eval_shape(start, keys, normalizer=Normalizer(None, None))
 
@@ -170,24 +166,6 @@ def test_a_policy_plays_in_other_environments(saved, tmp_path):
     assert policies.on(env_params={"gravity": 5.0}).env_params == {}
 
 
-ALGORITHM = with_reference(GRPO)._replace(filter_overlong=True)
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        CATCH,
-        Config(environment="Catch-bsuite", algorithm=ALGORITHM, num_envs=4, network=MLP((4,))),
-        dataclasses.replace(CATCH, execution_plan="cpu", env_params={"max_steps_in_episode": 9}),
-    ],
-)
-def test_configs_are_read_back_from_json(config, tmp_path):
-    fields, missing = config_fields(config)
-    assert not missing
-    fields = json.loads(json.dumps(fields))
-    assert Config(**from_json(tmp_path, fields, FIELDS, "Config")) == config
-
-
 def test_a_config_that_json_cannot_express_is_asked_for(tmp_path):
     own = GRPO._replace(surrogate=lambda log_ratio, advantage, hyperparams: log_ratio * advantage)
     schedule = functools.partial(pow, 0.5)
@@ -205,7 +183,7 @@ def test_a_config_that_json_cannot_express_is_asked_for(tmp_path):
         ({"run": "PPO"}, "no run 'PPO'.*run on Catch-bsuite"),
         ({"row": 2}, "row=2, .* the rows 0 to 1"),
         ({"which": "last"}, "which='last' is unknown"),
-        ({"config": dataclasses.replace(CATCH, network=MLP((5,)))}, r"Dense_0/bias is \[2, 4\] in .*, but \[2, 5\]"),
+        ({"config": dataclasses.replace(CATCH, network=MLP((5,)))}, r"is \[2, 4\] in .*, but \[2, 5\].* another env"),
     ],
 )
 def test_mistakes_are_explained(saved, arguments, message):

@@ -70,10 +70,8 @@ def test_many_seeds_become_quartiles_and_one_stays_itself():
     rows = over_seeds(np.full((4, 9), 7), {"episode/return_max": values})
     for (step, row), known in zip(rows, [values[0], values[1, 4:], [], values[3]], strict=True):
         expected = np.quantile(known, [0.5, 0.25, 0.75]) if len(known) else []
-        assert (
-            step == 7
-            and [*row] == [*("episode/return_max", "episode/return_max_q25", "episode/return_max_q75")][: len(expected)]
-        )
+        names = [f"episode/return_max{ending}" for ending in ("", "_q25", "_q75")]
+        assert step == 7 and [*row] == names[: len(expected)]
         np.testing.assert_allclose([*row.values()], expected)
     assert over_seeds(np.array([[1, 1]]), {"a": np.array([[1.0, 2.0]])}) == [(1, {"a": 1.5})]
     assert over_seeds(np.array([[1], [2]]), {"a": np.array([[1.5], [np.inf]])}) == [(1, {"a": 1.5}), (2, {})]

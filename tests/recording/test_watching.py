@@ -4,14 +4,12 @@ import dataclasses
 import json
 import math
 
-import jax
 import numpy as np
 import pytest
 
 from grpo_jax.environments.spaces import Box, Discrete, MultiDiscrete
 from grpo_jax.recording.metrics_file import read_metrics, truncate_metrics
 from grpo_jax.recording.training_warnings import DEAD_ITERATIONS, TrainingWarnings
-from grpo_jax.runs.programs import explain_out_of_memory
 from grpo_jax.runs.run_spec import Setting
 
 
@@ -68,12 +66,6 @@ def test_groups_are_dead_after_long_and_across_chunks_and_reported_once():
     assert "in seeds [0]" in warnings[DEAD_ITERATIONS - 1][0] and "group_size" in warnings[DEAD_ITERATIONS - 1][0]
     equal = {"group/zero_variance_fraction": np.ones((30, 1)), "advantage/abs_mean": np.full((30, 1), 0.3)}
     assert TrainingWarnings(Discrete(2))(0, equal) == [], "equal scores with advantages"
-
-
-def test_exhausted_memory_says_what_to_lower():
-    with pytest.raises(MemoryError, match=r"100 row\(s\) .*RESOURCE_EXHAUSTED: 4 bytes.*num_seeds"):
-        with explain_out_of_memory(100):
-            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 4 bytes\nmore")
 
 
 def test_a_record_is_read_and_cut_whatever_a_killed_process_left(tmp_path):

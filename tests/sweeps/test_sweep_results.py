@@ -90,15 +90,13 @@ def test_policies_are_those_of_the_best_setting(found):
         found.load("learning_rate=0.1")
 
 
-def test_results_of_runs_keep_settings_apart_too(monkeypatch):
+def test_results_of_runs_keep_settings_apart_too():
     metrics = {"environment/steps": np.array([[64, 64, 64], [0, 64, 0]]), "loss/policy": np.arange(6.0).reshape(2, 3)}
     settings = settings_of({"discount": np.array([0.5, 1.0, 0.5])}, 3)
     steps = np.array([[64, 64, 64], [64, 128, 64]])
     result = RunResult(None, metrics, steps, 1.0, 1.0, None, None, None, settings)
-    assert [part.metrics["loss/policy"].tolist() for part in result.by_setting.values()] == [
-        [[0, 2], [3, 5]],
-        [[1], [4]],
-    ]
+    losses = [part.metrics["loss/policy"].tolist() for part in result.by_setting.values()]
+    assert losses == [[[0, 2], [3, 5]], [[1], [4]]]
     table = pytest.importorskip("pandas") and result.to_dataframe()
     lines = zip(table.discount, table.seed, table.iteration, table.environment_steps, table["loss/policy"], strict=True)
     expected = [(0.5, 0, 0, 64, 0), (0.5, 1, 0, 64, 2), (1.0, 0, 0, 64, 1), (1.0, 0, 1, 128, 4)]
