@@ -86,12 +86,6 @@ def test_replace_checks_again_and_makes_the_environment_anew():
         dataclasses.replace(config, num_minibatches=0)
 
 
-def test_rollouts_may_be_cut_on_request_or_longer_than_an_episode():
-    assert Config(num_steps=100, cut_episodes=True).num_steps == 100
-    assert Config(num_steps=512).num_steps == 512
-    assert Config(algorithm="ppo", num_steps=8).num_steps == 8
-
-
 def of_parts(keys, algorithm="ppo"):
     return {"environment": Parts(), "algorithm": algorithm, "network": MLP(actor_observation=keys)}
 
@@ -171,6 +165,7 @@ FITTING = {
     "groups that continue": {"algorithm": GRPO._replace(start=CONTINUE), "group_size": 16},
     "object": {"environment": Echo(), "num_minibatches": 1},
     "linear": {"network": MLP(hidden_sizes=(), activation="gelu")},
+    "longer than an episode": {"num_steps": 512},
     "2^26 samples": {"algorithm": "ppo", "num_envs": 2**20, "num_steps": 64},
 }
 

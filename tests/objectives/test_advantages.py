@@ -222,27 +222,11 @@ def test_gae_against_float64_on_random_draws():
     close(at_one, returns_less_values, 1e-5)
 
 
-def test_truncation_bootstraps_and_termination_does_not():
-    one, gae = np.ones(3, np.float32), jax.jit(functools.partial(objectives.gae, discount=0.5, gae_lambda=1.0))
-
-    def first(terminated, truncated):
-        ended = [np.array([False, x, False]) for x in (terminated, truncated)]
-        return np.asarray(gae(one, 0 * one, 10 * one, *ended))[1]
-
-    assert first(terminated=True, truncated=False) == 1.0
-    assert first(terminated=False, truncated=True) == 6.0  # 1 + 0.5 * 10, and no trace beyond
-    assert first(terminated=True, truncated=True) == 1.0
-    assert first(terminated=False, truncated=False) == 9.0  # 6 + 0.5 * 6
-    ended = np.array([False, False, True])
-    beyond = np.array([1, 1, np.nan], np.float32)  # nothing reads the value beyond termination
-    np.testing.assert_array_equal(gae(one, one, beyond, ended, ~ended & False), [0.75, 0.5, 0])
-
-
-def test_discounted_returns_stop_at_the_end_of_an_episode():
-    result = objectives.discounted_returns(
-        jnp.asarray([1.0, 2.0, 4.0, 8.0]), jnp.asarray([False, True, False, False]), discount=0.5
-    )
-    close(result, [2, 2, 8, 8])
+def test_nothing_reads_the_value_beyond_termination():
+    one, ended = np.ones(3, np.float32), np.array([False, False, True])
+    beyond = np.array([1, 1, np.nan], np.float32)
+    advantage = objectives.gae(one, one, beyond, ended, ~ended & False, discount=0.5, gae_lambda=1.0)
+    np.testing.assert_array_equal(advantage, [0.75, 0.5, 0])
 
 
 # --- rewards ---------------------------------------------------------------------------------------------------------

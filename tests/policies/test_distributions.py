@@ -8,7 +8,7 @@ import scipy.stats
 from compilation import compiled
 from jax.test_util import check_grads
 
-from grpo_jax.environments.spaces import Box, Discrete, MultiDiscrete
+from grpo_jax.environments.spaces import Box
 from grpo_jax.policies import categorical, diagonal_gaussian, distributions, make_distribution, multi_categorical
 from grpo_jax.policies.distributions import LOG_STD_RANGE
 
@@ -164,13 +164,6 @@ def test_several_dimensions_are_independent_ones_also_with_impossible_actions():
     for name, (actual, function) in expected.items():
         total = sum(function(d, *pair) for d, pair in enumerate(parts))
         np.testing.assert_allclose(actual, total, atol=1e-5, err_msg=name)
-
-
-def test_auto_chooses_a_family_for_each_space():
-    cases = {Discrete(4): (4, 0), MultiDiscrete(SIZES): (9, 0), Box((-1.0, -1.0), (1.0, 1.0)): (4, 2)}
-    for space, sizes in cases.items():
-        family = make_distribution(space)
-        assert (family.num_parameters, family.num_free) == sizes
 
 
 LOW, HIGH = (-2.0, 0.0, -1.0), (2.0, 0.5, 3.0)
