@@ -95,7 +95,7 @@ def test_a_pretrained_model_answers_as_in_transformers(tmp_path):
     with torch.no_grad():
         expected = published(torch.tensor([tokens])).logits[0].numpy()
     params = load_params(tmp_path / "out")
-    policy = make_token_policy(ours.architecture, categorical(ours.vocab_size), max_steps=len(tokens))
+    policy = make_token_policy(ours.architecture, categorical(ours.architecture.vocab_size), max_steps=len(tokens))
     carry = policy.initial_carry(params, 1, None)
     logits = policy.sequence(params, jnp.array(tokens, jnp.int32)[:, None], carry, None)[0][:, 0]
     assert expected.std() > 1

@@ -49,14 +49,14 @@ def test_links_out_of_the_folder_are_refused(tmp_path):
 def test_links_within_the_folder_and_the_cache_of_hugging_face_are_followed(folder, tmp_path):
     (folder / "config.json").rename(folder / "inner.json")
     (folder / "config.json").symlink_to("inner.json")
-    assert load_model(folder).vocab_size == 258
+    assert load_model(folder).architecture.vocab_size == 258
     snapshot, blobs = tmp_path / "models--a--b" / "snapshots" / "1234", tmp_path / "models--a--b" / "blobs"
     for part in (snapshot, blobs):
         part.mkdir(parents=True)
     for path in folder.iterdir():
         shutil.copy(path, blobs)
         (snapshot / path.name).symlink_to(f"../../blobs/{path.name}")
-    assert load_model(snapshot).vocab_size == 258 and load_params(snapshot)
+    assert load_model(snapshot).architecture.vocab_size == 258 and load_params(snapshot)
     (snapshot / "config.json").unlink()
     (snapshot / "config.json").symlink_to("../../../model/inner.json")
     with pytest.raises(ConfigError, match="leads out"):

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import grpo_jax
-from grpo_jax import baselines, environments, language, objectives, policies, recording, rendering, sweeps
+from grpo_jax import baselines, environments, language, objectives, policies, rendering, sweeps
 from grpo_jax.environments import tokens
 
-PACKAGES = grpo_jax, baselines, environments, language, objectives, policies, recording, rendering, sweeps, tokens
+PACKAGES = grpo_jax, baselines, environments, language, objectives, policies, rendering, sweeps, tokens
 
 
 @pytest.mark.slow

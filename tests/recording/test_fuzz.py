@@ -170,7 +170,7 @@ def test_a_damaged_model_is_refused_or_read(seed, model, tmp_path):
             loaded = load_model(folder)
             for prompt in ("2 + 3", [{"role": "user", "content": "2 + 3"}]):
                 loaded.tokenizer.encode(prompt)
-            assert loaded.vocab_size == len(load_params(folder)["actor"]["embedding"])
+            assert loaded.architecture.vocab_size == len(load_params(folder)["actor"]["embedding"])
         except ConfigError as error:
             assert str(error)
         path.write_bytes(content)
