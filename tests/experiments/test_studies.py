@@ -104,7 +104,7 @@ def test_held_out_prompts_are_new():
     """No adjective or subject, animal or food, pair of numbers, or noun is also trained on."""
     parts = {
         "sentiment": lambda review: {review.split()[-1], review.removeprefix("Review: ").rsplit(" ", 1)[0]},
-        "rule": lambda question: {question},
+        **dict.fromkeys(("rule", "calculator"), lambda question: {question}),
         "larger": lambda question: {frozenset(re.findall(r"\d+", question))},
         "sentence": lambda question: set(re.findall('"(.*?)"', question)),
     }

@@ -65,7 +65,6 @@ def test_flags_give_the_losses_of_trl():
     dapo = "--algorithm dapo --clip-high 0.2"
     different = {FLAGS[row]: None for row in TRL["cases"]} | {dapo: None}
     found = jax.jit(lambda: {flags: compared(flags) for flags in different})()
-    assert len(TRL["cases"]) == 17
     for row, expected in TRL["cases"].items():
         skipped = 1 if "cispo" in row else 0  # the loss there has log pi in place of the log-ratio: another constant
         actual = np.array(found[FLAGS[row]])
@@ -84,4 +83,3 @@ def test_the_first_row_has_the_defaults_of_trl_and_all_rows_have_flags():
     settings |= {"num_epochs": "num_iterations", "schedule": "lr_scheduler_type", "checkpoint_layers": "bf16"}
     for name, theirs in settings.items():
         assert getattr(arguments, name) == defaults[theirs], name
-    assert arguments.num_prompts * arguments.group_size == defaults["per_device_train_batch_size"]

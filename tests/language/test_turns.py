@@ -80,19 +80,14 @@ async def later(messages):
     return {"role": "tool", "content": "5"}
 
 
-def raises(messages):
-    raise KeyError("no tool")
-
-
 def test_what_respond_may_return_and_what_is_refused(model, tmp_path):
     task = turns(model, later)
     answered(task, "a")
     assert [*task.messages_of.values()] == [{"role": "tool", "content": "5"}]
     for respond, message in (
-        (raises, r"respond raised KeyError: 'no tool' \(.*test_turns.py, line \d+\); let it return the text"),
+        (lambda messages: {}["no tool"], r"respond raised KeyError: 'no tool' \(.*test_turns.py, line \d+\); let it"),
         (lambda messages: 5, "respond returned 5; let it return the text of an answer"),
         (lambda messages: {"role": "assistant", "content": "a"}, "respond returned {'role': 'assistant'"),
-        (lambda: "a", "respond raised TypeError"),
     ):
         with pytest.raises(RewardError, match=message):
             answered(turns(model, respond), "a")

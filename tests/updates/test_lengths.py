@@ -41,7 +41,6 @@ def test_an_update_without_the_steps_after_the_longest_episode_is_the_same(name)
     state = begin(config, HYPERPARAMS)
     if state.reference_params is not None:
         state = state.replace(reference_params=jax.tree.map(lambda leaf: leaf + 0.1, state.reference_params))
-
     played = jax.jit(make_play(config))(state)
     trajectory = played.trajectory
     reward = trajectory.reward + trajectory.valid * trajectory.action  # of every step
