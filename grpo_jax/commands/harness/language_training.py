@@ -83,6 +83,8 @@ def params_from_warm_start(config: Config, actor: PyTree, keys: jax.Array) -> Py
     def init(key, actor):
         if config.network.adapter is not None:
             actor = add_lora(config.network, {"actor": actor}, key)["actor"]
+        if not config.policy.has_critic:
+            return {"actor": actor}
         return {
             name: {part: actor.get(part, value) for part, value in network.items()}
             for name, network in config.policy.init(key).items()
