@@ -16,7 +16,6 @@ from grpo_jax.errors import first_line
 compiling = threading.Event()
 """Set while a run of this process alone has begun, but trains nothing yet: Ctrl-C may end it at once."""
 
-
 _SHORTEST = "jax_persistent_cache_min_compile_time_secs"
 
 
