@@ -50,7 +50,7 @@ class CompletionFile:
                 "completion": self._task.texts(prompt, tokens, answers),
                 **{"rewards": rewards, "reward": (values * weights).sum(-1)[kept].tolist()},
                 "advantage": np.where(np.isfinite(advantage), advantage, np.nan)[kept].tolist(),
-                "cut": (self._task.is_cut(tokens) | (answers[:, -1] >= 0)).tolist(),
+                "cut": self._task.is_cut(tokens, answers).tolist(),
             }
             for row in zip(*columns.values(), strict=True):
                 yield {"iteration": chunk.iteration, "seed": seed, **dict(zip(columns, row, strict=True))}

@@ -167,7 +167,13 @@ def as_architecture(path: Path, published: Mapping[str, Any], **changes: Any) ->
     model_type = published.get("model_type")
     if model_type not in MODEL_TYPES:
         raise ConfigError(f"{path}: model_type={model_type!r} is not supported; use one of {', '.join(MODEL_TYPES)}")
-    if missing := [field for field in _REQUIRED if published.get(field) is None]:
+    rope = published.get("rope_scaling") or published.get("rope_parameters") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind not in [*_ROPE_TYPES] or rope.get("partial_rotary_factor", 1.0) != 1:
+        supported = f"only the types {', '.join(_ROPE_TYPES)}, of whole heads"
+        raise ConfigError(f"{path}: rotary positions {rope} are not supported, {supported}; use another checkpoint")
+    missing = [field for field in _REQUIRED if published.get(field) is None]
+    if missing := [*missing, *(f"{name} ({kind} rope)" for name in _ROPE_TYPES[kind] if rope.get(name) is None)]:
         raise ConfigError(f"{path} lacks {', '.join(missing)}; copy the file of the published model again")
     for field in (*_REQUIRED, "num_key_value_heads", "head_dim", "max_position_embeddings"):
         if published.get(field) is not None:
@@ -175,7 +181,6 @@ def as_architecture(path: Path, published: Mapping[str, Any], **changes: Any) ->
     for field, supported in _SUPPORTED.items():
         if published.get(field, supported) != supported:
             raise ConfigError(f"{path}: {field}={published[field]!r} is not supported, only {supported!r}")
-    rope = published.get("rope_scaling") or published.get("rope_parameters") or {}
     if other := set(published.get("layer_types") or []) - {"full_attention"}:
         raise ConfigError(f"{path}: layer_types has {sorted(other)[0]!r}, and only 'full_attention' is supported")
     interval = MODEL_TYPES[model_type].get("no_rope_interval", UNLIMITED)
@@ -185,10 +190,6 @@ def as_architecture(path: Path, published: Mapping[str, Any], **changes: Any) ->
     given = {"rope_theta": rope.get("rope_theta"), "tie_word_embeddings": model_type in _TIED}
     given |= {name: value for name, value in published.items() if value is not None}
     fields = {field: given[name] for name, field in _FIELDS.items() if given.get(name) is not None}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind not in _ROPE_TYPES or rope.get("partial_rotary_factor", 1.0) != 1:
-        supported = f"only the types {', '.join(_ROPE_TYPES)}, of whole heads"
-        raise ConfigError(f"{path}: rotary positions {rope} are not supported, {supported}; use another checkpoint")
     fields["rope_scaling"] = tuple(map(rope.get, _ROPE_TYPES[kind])) or None
     try:
         architecture = Transformer(**fields | MODEL_TYPES[model_type] | changes)

@@ -85,14 +85,14 @@ class LanguageTask:
         """What finds the stop strings: see `stop_moves`; None without any."""
         return self.model.stops(self.stop_strings)
 
-    def is_cut(self, tokens: np.ndarray) -> np.ndarray:
-        """Whether completions, int `[..., L]`, -1 after the end, were cut off at the limit: bool `[...]`."""
+    def is_cut(self, tokens: np.ndarray, answers: np.ndarray | None = None) -> np.ndarray:
+        """Whether the limit has cut completions, int `[..., L]`, -1 after the end, or an answer: bool `[...]`."""
         tokens = np.asarray(tokens)
         cut = (tokens[..., -1] != PAD) & ~np.isin(tokens[..., -1], self.model.tokenizer.end_tokens)
         for place in zip(*np.nonzero(cut), strict=True) if self.stop_strings else ():
             text, before = map(self.model.tokenizer.decode, (tokens[place], tokens[place][:-1]))
             cut[place] = all(text.count(string) == before.count(string) for string in self.stop_strings)
-        return cut
+        return cut if answers is None else cut | (answers[..., -1] != PAD)
 
     def texts(self, prompt: np.ndarray, tokens: np.ndarray, answers: np.ndarray | None = None) -> list:
         """The texts of completions, see `judge`; with `respond` lists of those of all messages, also the answers."""

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from grpo_jax.config import Config, kept_with
 from grpo_jax.devices.mesh import make_rows_function
-from grpo_jax.errors import as_count
+from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.evaluation.episodes import evaluate
 from grpo_jax.types import TrainState
 
@@ -47,7 +47,7 @@ class Evaluate:
         `reached_return` does, or one bool for all rows.
 
     Raises:
-      ConfigError: a number is not a positive integer.
+      ConfigError: a number is not a positive integer, or `stop_when` is not a function.
     """
 
     every: int
@@ -57,6 +57,8 @@ class Evaluate:
     def __post_init__(self):
         as_count("every", self.every, "the iterations between two evaluations (--evaluate-every)")
         as_count("episodes", self.episodes, "of each evaluation (--evaluation-episodes)")
+        if not (self.stop_when is None or callable(self.stop_when)):
+            raise ConfigError(f"stop_when={self.stop_when!r} is not a function; use one, such as reached_return(475.0)")
 
 
 def no_evaluations(num_rows: int) -> Evaluations:
@@ -87,4 +89,6 @@ def make_evaluation(
 
 def reached_return(threshold: float) -> Callable[[Evaluations], np.ndarray]:
     """For `Evaluate(stop_when=...)`: a row stops once the mean return of sampled actions is at least `threshold`."""
+    if (number := np.asarray(threshold)).dtype.kind not in "iuf" or not np.isfinite(number).all():
+        raise ConfigError(f"threshold={threshold!r} (--stop-at-return) is not a return; use a number such as 475.0")
     return lambda evaluations: (evaluations.sampled >= threshold).any(axis=0)

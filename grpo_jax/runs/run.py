@@ -160,7 +160,7 @@ class Rows:
                 progress = self.start()
                 progress = self.with_budget(self.call(progress, None))
                 if not progress.ended.all():
-                    self.compile(progress)
+                    self.compile(progress.states, self._limits(progress))
                     self._compile_seconds = time.perf_counter() - started
             finally:
                 compiling.clear()
@@ -196,9 +196,8 @@ class Rows:
         states = finished(begin, *given, num_devices=self.mesh.size)
         return self.with_budget(initial_progress(states, len(self.keys)))
 
-    def compile(self, progress: Progress) -> jax.stages.Compiled:
+    def compile(self, *given: PyTree) -> jax.stages.Compiled:
         """The program of a chunk of iterations, or, of an environment with a host side, that of a rollout."""
-        given = progress.states, self._limits(progress)
         if self.config.env.host is not None:
             return self._program("play", budgeted_play, given)
         chunk = functools.partial(budgeted_chunk, length=self.chunk_length)
@@ -220,13 +219,13 @@ class Rows:
 
     def advance(self, progress: Progress) -> tuple[TrainState, Metrics, Scored | None]:
         """The states after a chunk of iterations, its metrics, `[R, n]`, and what the host has scored."""
-        play = functools.partial(finished, self.compile(progress), num_devices=self.mesh.size)
-        limits = self._limits(progress)
+        states, limits = progress.states, self._limits(progress)
+        play = functools.partial(finished, self.compile(states, limits), num_devices=self.mesh.size)
         if self.config.env.host is None:
-            return *play(progress.states, limits), None
+            return *play(states, limits), None
         keys = pad_rows(self.keys, self.mesh)
         ended = np.pad(progress.ended, (0, len(keys) - len(self.keys)), mode="edge")  # padding copies the last row
-        states = with_choices(self.config, progress.states, keys, progress.iteration)
+        states = with_choices(self.config, states, keys, progress.iteration)
         played = played_with_host(self.config, play, states, limits)
         outcome, length = host_outcome(self.config, played, np.flatnonzero(~ended)), steps_to_learn(played)
         # The update reads little more than the longest episode, and is compiled for a length when that comes first.

@@ -40,7 +40,7 @@ def curves(folder, *, received=(), checkpoint_every=None, stop_at_reward=None, *
         reward_times=[0.25, 3.0, 0.5],
         judge=judge,
         rewards=[SimpleNamespace(name="five", weight=1.0), SimpleNamespace(name="length", weight=0.0)],
-        is_cut=lambda completions: (completions >= 0).all(-1),
+        is_cut=lambda completions, answers: (completions >= 0).all(-1),
         all_prompts=SimpleNamespace(contents=["a", "b", [{"role": "user", "content": "c"}]]),
         texts=lambda _, completions, answers: ["".join(map(str, each[each >= 0])) for each in completions],
     )

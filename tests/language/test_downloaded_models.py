@@ -122,10 +122,10 @@ def header(size):
 
 TEMPLATES = ["{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", "{% break %}", "{{ " + "9" * 5000 + " }}", "{% if %}"]
 TEMPLATES += ["{% for each in messages %}" * 30 + "{% endfor %}" * 30]
-ROPES = {"rope_type": "dynamic", "factor": 2.0}, {"type": "yarn"}, {"partial_rotary_factor": 0.5}
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-LLAMA3 = [LLAMA3 | {"original_max_position_embeddings": each} for each in (None, 0, "8192", [8192], True)]
-LLAMA3 += [LLAMA3[0] | {"original_max_position_embeddings": 8192, "low_freq_factor": 4.0}, {"type": "linear"}]
+ROPES = {"rope_type": "dynamic", "factor": 2.0}, {"type": []}, {"partial_rotary_factor": 0.5}
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+LLAMA3 |= {"type": "llama3"}
+BAD_ROPES = [LLAMA3 | dict([pair]) for pair in zip(LLAMA3, (math.nan, 4.0, "8", [8192]), strict=False)]
 LACKS = "lacks 'model.layers.*input_layernorm"
 WRONG = [
     ("tokenizer.json", [None], load_model, "has no tokenizer.json; name the folder of a model"),
@@ -141,7 +141,9 @@ WRONG = [
         for field in ("rope_scaling", "rope_parameters")
         for ropes, message in (
             (ROPES, "are not supported, only the types default, linear, llama3, of whole heads"),
-            (LLAMA3, "config.json: rope_scaling=.* must be .*low < high"),
+            ([{"type": "linear"}], r"config.json lacks factor \(linear rope\)"),
+            ([LLAMA3 | {"low_freq_factor": None}], r"config.json lacks low_freq_factor \(llama3 rope\)"),
+            (BAD_ROPES, "config.json: rope_scaling=.* must be .*low < high"),
         )
     ),
     (CONFIG, [{"no_rope_layers": [1, 0]}], load_model, "only 0 at each 4th layer of smollm3"),

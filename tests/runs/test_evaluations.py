@@ -148,6 +148,9 @@ MISTAKES = {
     ),
     "every=-1 is not a positive integer": lambda: {"evaluate": Evaluate(-1)},
     "episodes=0 is not a positive integer": lambda: {"evaluate": Evaluate(2, 0)},
+    r"stop_when=475 is not a function; .*reached_return\(475.0\)": lambda: {"evaluate": Evaluate(2, 2, 475)},
+    "threshold=nan .*is not a return": lambda: {"evaluate": Evaluate(2, 2, reached_return(np.nan))},
+    "threshold='475' .*is not a return": lambda: {"evaluate": Evaluate(2, 2, reached_return("475"))},
 }
 
 

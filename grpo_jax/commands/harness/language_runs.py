@@ -140,7 +140,7 @@ class HeldOutCurves:
         completions, answers = self._complete(progress.states)
         prompts = np.broadcast_to(self._prompts[:, None], completions.shape[:3])
         values, rewarded = self.task.judge(prompts, completions, answers=answers, iteration=iteration)
-        cut = self.task.is_cut(completions) | (answers[..., -1] >= 0)
+        cut = self.task.is_cut(completions, answers)
         self._write_samples(iteration, completions, answers, values)
         greedy = _means(values[:, :, -1:], rewarded[:, :, -1:])
         completions, values, rewarded = (each[:, :, :-1] for each in (completions, values, rewarded))
