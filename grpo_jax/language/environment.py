@@ -1,6 +1,5 @@
 """The environment of a language task: the host chooses prompts, an action is the next token, the host rewards."""
 
-import time
 from pathlib import Path
 
 import jax
@@ -14,7 +13,6 @@ from grpo_jax.environments.tokens import PAD, Completion
 from grpo_jax.evaluation.generation import follow
 from grpo_jax.language.prompts import rounds
 from grpo_jax.language.task import LanguageTask
-from grpo_jax.language.turns import with_answers
 from grpo_jax.types import RewardParts
 
 
@@ -46,7 +44,7 @@ def language_environment(task: LanguageTask) -> Environment:
         return transition(state, action, 0.0, is_end, state.length >= task.max_completion)
 
     def choose(keys, iteration, num_groups):
-        task.messages_of.clear()
+        task.conversations.forget()
         seeds = np.asarray(jax.random.key_data(keys))
         prompt = np.stack([rounds(seed, task.num_training, num_groups, iteration) for seed in seeds])
         answers = {"answers": np.full((*prompt.shape, task.max_completion), PAD, np.int32)} if has_turns else {}
@@ -54,13 +52,12 @@ def language_environment(task: LanguageTask) -> Environment:
         return {"prompt": prompt, "prompt_tokens": task.tokens[prompt], "iteration": made, **answers}
 
     def again(states, params):
-        answers = with_answers(task, *map(np.asarray, (states.problem, states.tokens, params["answers"])))
+        answers = task.conversations.answer(*map(np.asarray, (states.problem, states.tokens, params["answers"])))
         return None if answers is None else {"answers": answers}
 
     def outcome(states, params):
-        started, given = time.perf_counter(), {"answers": params.get("answers"), "iteration": params["iteration"]}
+        given = {"answers": params.get("answers"), "iteration": params["iteration"]}
         values, rewarded = task.judge(states.problem, states.tokens, steps=task.process_rewards, **given)
-        task.reward_times.append(time.perf_counter() - started)
         weights = np.stack([params[reward.name] for reward in task.rewards], axis=-1)
         weights = weights[..., None, :] if task.process_rewards else weights
         return RewardParts(values, np.broadcast_to(weights, values.shape), rewarded)

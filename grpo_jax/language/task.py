@@ -14,7 +14,7 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.language.models import LanguageModel
 from grpo_jax.language.prompts import Prompts
 from grpo_jax.language.rewards import Reward, call_rewards, check_rewards, totals
-from grpo_jax.language.turns import check_turns, conversations
+from grpo_jax.language.turns import Conversations
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -42,10 +42,6 @@ class LanguageTask:
     may be async. All turns together have at most `max_completion` tokens."""
     max_turns: int = 4
     """The most messages of the model in a conversation."""
-    messages_of: dict = dataclasses.field(default_factory=dict, init=False, repr=False)
-    """The latest messages that `respond` has returned, by the prompt and all tokens up to their end."""
-    reward_times: list = dataclasses.field(default_factory=list, init=False, repr=False)
-    """Seconds of each call of the rewards by runs that train on the task."""
 
     def __post_init__(self):
         """Checks the fields."""
@@ -57,10 +53,9 @@ class LanguageTask:
         check_rewards(self.rewards, list(self.prompts.fields), self.prompts.sources[0])
         self.tokens  # noqa: B018, checks the lengths
         self.stops  # noqa: B018, checks the strings and the tokenizer
-        if self.respond is not None:
-            check_turns(self)
-            if self.process_rewards:
-                raise ConfigError("rewards of steps are for a single turn; leave out process_rewards, or respond")
+        self.conversations  # noqa: B018, checks `respond` and `max_turns`
+        if self.respond is not None and self.process_rewards:
+            raise ConfigError("rewards of steps are for a single turn; leave out process_rewards, or respond")
 
     @property
     def num_training(self) -> int:
@@ -81,6 +76,11 @@ class LanguageTask:
         return np.pad(tokens, [(0, 0), (-tokens.shape[1] % 8, 0)], constant_values=PAD)
 
     @functools.cached_property
+    def conversations(self) -> Conversations:
+        """The completions as messages, and the answers to them."""
+        return Conversations(self.model.tokenizer, self.all_prompts, self.tokens, self.respond, self.max_turns)
+
+    @functools.cached_property
     def stops(self) -> tuple[np.ndarray, np.ndarray] | None:
         """What finds the stop strings: see `stop_moves`; None without any."""
         return self.model.stops(self.stop_strings)
@@ -97,7 +97,7 @@ class LanguageTask:
     def texts(self, prompt: np.ndarray, tokens: np.ndarray, answers: np.ndarray | None = None) -> list:
         """The texts of completions, see `judge`; with `respond` lists of those of all messages, also the answers."""
         if self.respond is not None:
-            return [[each["content"] for each in chat] for chat in conversations(self, prompt, tokens, answers)]
+            return [[each["content"] for each in chat] for chat in self.conversations.messages(prompt, tokens, answers)]
         tokens = np.asarray(tokens)
         rows = zip(tokens.reshape(-1, tokens.shape[-1]), self.tokens[np.ravel(prompt)], strict=True)
         return [self.model.tokenizer.decode(row, before) for row, before in rows]
@@ -134,8 +134,8 @@ class LanguageTask:
         """The arguments of the rewards by name, see `call_rewards`."""
         rows, flat = self.all_prompts.select(np.ravel(prompt).tolist()), np.reshape(tokens, (-1, np.shape(tokens)[-1]))
         ids = [[token for token in row if token != PAD] for row in flat.tolist()]
-        chats = self.prompts.are_chats
-        completions = conversations(self, prompt, tokens, answers) if chats else self.texts(prompt, tokens)
+        read = self.conversations.messages if self.prompts.are_chats else self.texts
+        completions = read(prompt, tokens, answers)
         given = {"prompts": rows.contents, "completions": completions, "completion_ids": ids}
         return {**given, "max_completion": [self.max_completion] * len(ids), **rows.fields}
 

@@ -5,6 +5,7 @@ after it: one compiled program plays every turn, and its last result is the whol
 """
 
 import contextlib
+import dataclasses
 import itertools
 import warnings
 from collections.abc import Callable
@@ -15,68 +16,89 @@ import numpy as np
 from grpo_jax.environments.tokens import PAD
 from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.language.chat import as_messages
+from grpo_jax.language.prompts import Prompts
 from grpo_jax.language.rewards import RewardError, awaited, errors_of
+from grpo_jax.language.tokenizer import Tokenizer
 
 ADVICE = "let it return the text of an answer, a message such as {'role': 'tool', 'content': '5'}, or None"
 
 
-def check_turns(task: Any) -> None:
-    """Raises ConfigError for what cannot be answered, and warns of a template that changes earlier turns."""
-    if not callable(task.respond):
-        raise ConfigError(f"respond={task.respond!r:.200} is no function; write def respond(messages): return None")
-    as_count("max_turns", task.max_turns)
-    for prompt, source in zip(task.all_prompts.contents, task.all_prompts.sources, strict=True):
-        if isinstance(prompt, str) or prompt[-1]["role"] == "assistant":
-            raise ConfigError(f"{source}: respond needs chats that end with a message of the user, not {prompt!r:.200}")
-    turn = {"role": "assistant", "content": "<think>\nA\n</think>\n\nB"}, {"role": "user", "content": "C"}
-    texts = [task.model.tokenizer.render([*prompt, *turn * number]) for number in range(3)]
-    if not all(after.startswith(before + turn[0]["content"]) for before, after in itertools.pairwise(texts)):
-        text = "the model's chat template changes earlier messages of the assistant, mostly its thoughts"
-        warnings.warn(f"{text}; training does not", stacklevel=2)
+@dataclasses.dataclass(eq=False)
+class Conversations:
+    """Completions of a task's prompts as messages, and what `respond` answers, which is kept until `forget`.
 
-
-def conversations(task: Any, prompt: np.ndarray, tokens: np.ndarray, answers: np.ndarray | None) -> list[list[dict]]:
-    """The messages after each of the `N` prompts: the model's, and between them the answers.
-
-    The arguments are a `LanguageTask` and those of its `judge`.
+    Warns of a template that changes earlier turns. Raises ConfigError for what cannot be answered.
     """
-    chats, limit = [], np.shape(tokens)[-1]
-    answers = np.full(np.shape(tokens), PAD) if answers is None else answers
-    rows = np.ravel(prompt).tolist(), *(np.reshape(each, (-1, limit)) for each in (tokens, answers))
-    for index, row, answer in zip(*rows, strict=True):
-        chat, bounds = [], [0, *np.flatnonzero(np.diff(answer >= 0)) + 1, limit]
-        for number, (begin, end) in enumerate(itertools.pairwise(bounds)):  # the model's and answers, in turn
-            if number % 2 == 0:
-                text = task.model.tokenizer.decode(row[begin:end], [*task.tokens[index], *row[:begin]])
-                chat.append({"role": "assistant", "content": text})
-            elif end < limit:  # else the limit has cut it
-                chat.append(task.messages_of[index, *row[:end].tolist()])
-        chats.append(chat)
-    return chats
 
+    tokenizer: Tokenizer
+    prompts: Prompts
+    tokens: np.ndarray  # int [N, P]: those of the prompts, -1 on the left
+    respond: Callable | None
+    max_turns: int
 
-def with_answers(task: Any, prompt: np.ndarray, tokens: np.ndarray, answers: np.ndarray) -> np.ndarray | None:
-    """The answers so far and those to the completions that have ended since; None if there is no new one.
+    def __post_init__(self):
+        """Checks that there are chats to answer."""
+        self._answers: dict[tuple, dict] = {}  # messages, by the prompt and all tokens up to their end
+        if self.respond is None:
+            return
+        if not callable(self.respond):
+            raise ConfigError(f"respond={self.respond!r:.200} is no function; write def respond(messages): return None")
+        as_count("max_turns", self.max_turns)
+        for prompt, source in zip(self.prompts.contents, self.prompts.sources, strict=True):
+            if isinstance(prompt, str) or prompt[-1]["role"] == "assistant":
+                needs = "respond needs chats that end with a message of the user"
+                raise ConfigError(f"{source}: {needs}, not {prompt!r:.200}")
+        turn = {"role": "assistant", "content": "<think>\nA\n</think>\n\nB"}, {"role": "user", "content": "C"}
+        texts = [self.tokenizer.render([*prompt, *turn * number]) for number in range(3)]
+        if not all(after.startswith(before + turn[0]["content"]) for before, after in itertools.pairwise(texts)):
+            text = "the model's chat template changes earlier messages of the assistant, mostly its thoughts"
+            warnings.warn(f"{text}; training does not", stacklevel=2)
 
-    The arguments are those of `conversations`. The limit cuts an answer that does not fit, which ends the conversation.
-    """
-    if task.respond is None:
-        return None
-    chats, limit = conversations(task, prompt, tokens, answers), np.shape(tokens)[-1]
-    rows, new = np.reshape(tokens, (-1, limit)), np.reshape(answers, (-1, limit)).copy()
-    lengths, turns = (rows != PAD).sum(axis=1), np.array([len(chat) // 2 + 1 for chat in chats]) + (new[:, -1] >= 0)
-    # `respond` has returned None to those of fewer turns.
-    asked = np.flatnonzero((lengths < limit) & (turns == turns.max()) & (turns < task.max_turns))
-    prompts = np.ravel(prompt).tolist()
-    whole = [[*task.all_prompts.contents[prompts[row]], *chats[row]] for row in asked]
-    for row, chat, answer in zip(asked, whole, _ask(task.respond, whole), strict=True):
-        if answer is not None:
-            end = lengths[row]
-            ids = task.model.tokenizer.encode_reply(chat, answer, after=rows[row, end - 1])
-            task.messages_of[prompts[row], *rows[row, :end].tolist(), *ids] = answer
-            new[row, end : end + len(ids)] = ids[: limit - end]
-    new = new.reshape(np.shape(answers))
-    return None if (new == answers).all() else new
+    def forget(self) -> None:
+        """Forgets all answers, before prompts are completed anew."""
+        self._answers.clear()
+
+    def messages(self, prompt: np.ndarray, tokens: np.ndarray, answers: np.ndarray | None) -> list[list[dict]]:
+        """The messages after each of the `N` prompts: the model's, and between them the answers.
+
+        The arguments are those of `LanguageTask.judge`.
+        """
+        chats, limit = [], np.shape(tokens)[-1]
+        answers = np.full(np.shape(tokens), PAD) if answers is None else answers
+        rows = np.ravel(prompt).tolist(), *(np.reshape(each, (-1, limit)) for each in (tokens, answers))
+        for index, row, answer in zip(*rows, strict=True):
+            chat, bounds = [], [0, *np.flatnonzero(np.diff(answer >= 0)) + 1, limit]
+            for number, (begin, end) in enumerate(itertools.pairwise(bounds)):  # the model's and answers, in turn
+                if number % 2 == 0:
+                    text = self.tokenizer.decode(row[begin:end], [*self.tokens[index], *row[:begin]])
+                    chat.append({"role": "assistant", "content": text})
+                elif end < limit:  # else the limit has cut it
+                    chat.append(self._answers[index, *row[:end].tolist()])
+            chats.append(chat)
+        return chats
+
+    def answer(self, prompt: np.ndarray, tokens: np.ndarray, answers: np.ndarray) -> np.ndarray | None:
+        """The answers so far and those to the completions that have ended since; None if there is no new one.
+
+        The arguments are those of `messages`. The limit cuts an answer that does not fit, which ends the conversation.
+        """
+        if self.respond is None:
+            return None
+        chats, limit = self.messages(prompt, tokens, answers), np.shape(tokens)[-1]
+        rows, new = np.reshape(tokens, (-1, limit)), np.reshape(answers, (-1, limit)).copy()
+        lengths, turns = (rows != PAD).sum(axis=1), np.array([len(chat) // 2 + 1 for chat in chats]) + (new[:, -1] >= 0)
+        # `respond` has returned None to those of fewer turns.
+        asked = np.flatnonzero((lengths < limit) & (turns == turns.max()) & (turns < self.max_turns))
+        prompts = np.ravel(prompt).tolist()
+        whole = [[*self.prompts.contents[prompts[row]], *chats[row]] for row in asked]
+        for row, chat, answer in zip(asked, whole, _ask(self.respond, whole), strict=True):
+            if answer is not None:
+                end = lengths[row]
+                ids = self.tokenizer.encode_reply(chat, answer, after=rows[row, end - 1])
+                self._answers[prompts[row], *rows[row, :end].tolist(), *ids] = answer
+                new[row, end : end + len(ids)] = ids[: limit - end]
+        new = new.reshape(np.shape(answers))
+        return None if (new == answers).all() else new
 
 
 def _ask(respond: Callable, chats: list[list]) -> list[dict | None]:

@@ -21,6 +21,7 @@ class Scored(NamedTuple):
     states: PyTree  # of the environments, after their last steps
     params: PyTree  # of the environments
     outcome: RewardParts
+    seconds: float  # that the host took
     advantage: np.ndarray  # the mean over the steps of an environment, not finite where nothing is learnt from them
 
 

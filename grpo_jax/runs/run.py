@@ -227,13 +227,15 @@ class Rows:
         ended = np.pad(progress.ended, (0, len(keys) - len(self.keys)), mode="edge")  # padding copies the last row
         states = with_choices(self.config, states, keys, progress.iteration)
         played = played_with_host(self.config, play, states, limits)
-        outcome, length = host_outcome(self.config, played, np.flatnonzero(~ended)), steps_to_learn(played)
+        length, began = steps_to_learn(played), time.perf_counter()
+        outcome = host_outcome(self.config, played, np.flatnonzero(~ended))
+        seconds = time.perf_counter() - began
         # The update reads little more than the longest episode, and is compiled for a length when that comes first.
         learn, given = functools.partial(budgeted_learn, length=length), (states, limits, played, outcome)
         update = self._program(("learn", length), learn, given, **self._update)
         states, metrics = finished(update, *given, num_devices=self.mesh.size)
         end, advantage = played.rollout, metrics.pop(ADVANTAGE)[:, 0]
-        scored = end.environment, end.environment_params, outcome, advantage
+        scored = end.environment, end.environment_params, outcome, seconds, advantage
         return states, metrics, Scored(*jax.tree.map(np.asarray, scored))
 
     def train(self, progress: Progress) -> tuple[Progress, list[Chunk]]:

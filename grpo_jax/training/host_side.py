@@ -13,6 +13,7 @@ for iteration in range(100):
 """
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import jax
 import numpy as np
@@ -22,6 +23,9 @@ from grpo_jax.rollouts.outcomes import outcome_shapes
 from grpo_jax.training.train_step import Played
 from grpo_jax.types import PyTree, RewardParts, TrainState
 from grpo_jax.updates.lengths import rounded_length
+
+Given = TypeVar("Given")
+Result = TypeVar("Result")
 
 
 def with_choices(config: Config, states: TrainState, keys: jax.Array, iteration: int) -> TrainState:
@@ -39,10 +43,20 @@ def with_choices(config: Config, states: TrainState, keys: jax.Array, iteration:
 
 def played_with_host(config: Config, play: Callable[..., Played], states: TrainState, *given: PyTree) -> Played:
     """`play(states, *given)`, again with what the host changes, until it changes nothing: see `HostSide.again`."""
-    played, again = play(states, *given), config.env.host.again
-    while again and (changed := again(played.rollout.environment, played.rollout.environment_params)):
-        played = play(_with_parameters(states, changed), *given)
-    return played
+
+    def again(played):
+        change, end = config.env.host.again, played.rollout
+        return change and change(end.environment, end.environment_params)
+
+    return played_again(lambda changed: play(_with_parameters(states, changed), *given), {}, again)
+
+
+def played_again(play: Callable[[Given], Result], given: Given, again: Callable[[Result], Given | None]) -> Result:
+    """`play(given)`, and again with what `again` gives for the result, until that is None."""
+    while given is not None:
+        result = play(given)
+        given = again(result)
+    return result
 
 
 def _with_parameters(states: TrainState, changed: dict[str, np.ndarray]) -> TrainState:

@@ -22,6 +22,7 @@ COMPLETIONS = np.array(
     ]
 )
 SETTINGS = {"num_held_out": 2, "num_samples": 2, "sample_every": 2, "correct_at": 1.0, "keep_completions": 0}
+CHUNK = SimpleNamespace(scored=SimpleNamespace(seconds=0.5))
 
 
 def judge(_, completions, answers, iteration):
@@ -37,7 +38,6 @@ def curves(folder, *, received=(), checkpoint_every=None, stop_at_reward=None, *
     task = SimpleNamespace(
         num_training=1,
         tokens=np.zeros((3, 4), int),
-        reward_times=[0.25, 3.0, 0.5],
         judge=judge,
         rewards=[SimpleNamespace(name="five", weight=1.0), SimpleNamespace(name="length", weight=0.0)],
         is_cut=lambda completions, answers: (completions >= 0).all(-1),
@@ -61,8 +61,8 @@ def test_a_point_has_the_means_of_each_seed(tmp_path, capsys):
     measured = curves(tmp_path)
     assert measured(progress(0), None) is None
     for iteration in (1, 2, 3):
-        measured(progress(iteration), "chunk")
-    measured(progress(5, ended=True), "chunk")
+        measured(progress(iteration), CHUNK)
+    measured(progress(5, ended=True), CHUNK)
     assert [point["iteration"] for point in measured.points] == [0, 2, 5], "every second, and the last"
     point = json.loads((tmp_path / "held_out.json").read_text())[1]
     assert point["tokens"] == [200, 200]
@@ -81,7 +81,7 @@ def test_a_point_has_the_means_of_each_seed(tmp_path, capsys):
 
 def test_measurements_can_be_left_out(tmp_path, capsys):
     unmeasured = curves(tmp_path, sample_every=0)
-    assert unmeasured(progress(0), None) is None and unmeasured(progress(5, ended=True), "chunk") is None
+    assert unmeasured(progress(0), None) is None and unmeasured(progress(5, ended=True), CHUNK) is None
     unmeasured.finish()
     assert not unmeasured.points and not [*tmp_path.iterdir()] and not capsys.readouterr().out
 
@@ -97,10 +97,10 @@ def test_what_is_said_before_training():
 def test_a_resumed_run_writes_its_points_and_samples_once(tmp_path):
     first = curves(tmp_path)
     for iteration in (0, 2, 4):
-        first(progress(iteration), None if iteration == 0 else "chunk")
+        first(progress(iteration), None if iteration == 0 else CHUNK)
     resumed = curves(tmp_path)
     resumed(progress(2), None)
-    resumed(progress(4), "chunk")
+    resumed(progress(4), CHUNK)
     assert [point["iteration"] for point in resumed.points] == [0, 2, 4]
     lines = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
     assert [line["iteration"] for line in lines] == [0] * 4 + [2] * 4 + [4] * 4, "a line for each seed and prompt"
@@ -112,9 +112,9 @@ def test_a_resumed_run_writes_its_points_and_samples_once(tmp_path):
 def test_a_seed_stops_at_its_reward_and_a_signal_stops_all(tmp_path):
     measured = curves(tmp_path, stop_at_reward=0.75)
     assert measured(progress(0), None) is None, "not before training"
-    assert measured(progress(2), "chunk").stopped.tolist() == [False, True]
+    assert measured(progress(2), CHUNK).stopped.tolist() == [False, True]
     with pytest.raises(StopSignal) as stopped:
-        curves(tmp_path, received=[signal.SIGTERM])(progress(4), "chunk")
+        curves(tmp_path, received=[signal.SIGTERM])(progress(4), CHUNK)
     assert stopped.value.name == "SIGTERM" and stopped.value.folder == tmp_path
     resumable = curves(tmp_path, received=[signal.SIGTERM], checkpoint_every=1)
     assert resumable(progress(0), None) is None, "the checkpoint is written first, by the run"

@@ -11,7 +11,6 @@ from language_models import CHATML, TEMPLATES, make_model, make_task
 from grpo_jax import Config, Hyperparams, Sampling, generate, make_learn, make_play
 from grpo_jax.errors import ConfigError
 from grpo_jax.language import Reward, RewardError, Tokenizer, language_environment, load_model, load_tokenizer
-from grpo_jax.language.turns import conversations, with_answers
 from grpo_jax.policies import categorical, make_token_policy
 from grpo_jax.training.host_side import host_outcome, played_with_host, with_choices
 from grpo_jax.training.train_step import initial_state
@@ -34,7 +33,7 @@ def answered(task, *texts):
     """Completions of the first prompt, `[N, L]`, and the answers to them."""
     length, rows = task.max_completion, [[*task.model.tokenizer.encode(text), END] for text in texts]
     tokens = np.array([(row + [PAD] * length)[:length] for row in rows])
-    return tokens, with_answers(task, np.zeros(len(rows), int), tokens, np.full(tokens.shape, PAD, np.int32))
+    return tokens, task.conversations.answer(np.zeros(len(rows), int), tokens, np.full(tokens.shape, PAD, np.int32))
 
 
 @pytest.mark.parametrize("name", ["chatml", "default system message", "trim"])
@@ -56,7 +55,7 @@ def test_what_has_ended_is_answered_and_the_limit_cuts_an_answer(model):
     after[0, [row.tolist().index(PAD) for row in after[:1]]] = END
     said = task.texts(np.zeros(4, int), after, answers)
     assert said == [["a", "b", ""], ["8"], ["c"], ["d" * 50]], "a reward does not see an answer that was cut"
-    assert with_answers(task, np.zeros(4, int), after, answers) is None
+    assert task.conversations.answer(np.zeros(4, int), after, answers) is None
 
 
 def test_nobody_is_asked_twice_and_a_message_stays_with_its_conversation(model):
@@ -70,9 +69,10 @@ def test_nobody_is_asked_twice_and_a_message_stays_with_its_conversation(model):
     task = turns(model, respond)
     tokens, answers = answered(task, "a", "cc", "ddd", "eeee")
     after = np.where(answers >= 0, answers, tokens)
-    seen = conversations(task, np.zeros(4, int), after, answers)
+    seen = task.conversations.messages(np.zeros(4, int), after, answers)
     assert [chat[1:2] and chat[1]["length"] for chat in seen] == [1, 2, [], []]
-    assert with_answers(task, np.zeros(2, int), after[2:], answers[2:]) is None and asked == ["a", "cc", "ddd", "eeee"]
+    assert task.conversations.answer(np.zeros(2, int), after[2:], answers[2:]) is None
+    assert asked == ["a", "cc", "ddd", "eeee"]
 
 
 async def later(messages):
@@ -83,7 +83,7 @@ async def later(messages):
 def test_what_respond_may_return_and_what_is_refused(model, tmp_path):
     task = turns(model, later)
     answered(task, "a")
-    assert [*task.messages_of.values()] == [{"role": "tool", "content": "5"}]
+    assert [*task.conversations._answers.values()] == [{"role": "tool", "content": "5"}]
     for respond, message in (
         (lambda messages: {}["no tool"], r"respond raised KeyError: 'no tool' \(.*test_turns.py, line \d+\); let it"),
         (lambda messages: 5, "respond returned 5; let it return the text of an answer"),

@@ -21,13 +21,13 @@ from grpo_jax.environments.tokens import PAD
 from grpo_jax.evaluation.generation import Sampling, generate
 from grpo_jax.language import CompletionFile, LanguageTask
 from grpo_jax.language.rewards import text_of
-from grpo_jax.language.turns import with_answers
 from grpo_jax.recording.files import add_lines, read_as, write_json
 from grpo_jax.recording.run_folder import StopSignal
 from grpo_jax.recording.statistics import pass_at_k
 from grpo_jax.recording.trackers import log_table
 from grpo_jax.runs.progress import Chunk, Progress
 from grpo_jax.runs.run_spec import RunSpec
+from grpo_jax.training.host_side import played_again
 
 NUM_SHOWN = 4
 SHARE = 0.2
@@ -81,13 +81,14 @@ class HeldOutCurves:
         self._every = measurement_interval(arguments, plan.hyperparams.num_iterations, len(self._prompts))
         count = arguments.keep_completions and arguments.keep_completions * plan.config.group_size
         self._completions = CompletionFile(folder / "completions.jsonl", task, count)
-        self._verdict, self.states = None, None
+        self._verdict, self.states, self._times = None, None, []
         self._names = [reward.name for reward in task.rewards]
 
     def __call__(self, progress: Progress, chunk: Chunk | None) -> Progress | None:
         """Adds a point if it is time for one; the callback of `Study.train`."""
         self.states = progress.states
         self._completions(progress, chunk)
+        self._times += [] if chunk is None else [chunk.scored.seconds]
         if self._received and not self.arguments.recording.checkpoint_every:
             raise StopSignal(self._received[0], self.folder)
         iteration, every = progress.iteration, self._every
@@ -128,11 +129,12 @@ class HeldOutCurves:
         program = kept_with(config, ("held-out completions", num_samples), make)
         key = jax.random.fold_in(jax.random.key(self.arguments.seed), 2)
         prompt = np.broadcast_to(self._prompts[:, None], (len(self.plan.keys), len(self._prompts), num_samples + 1))
-        more = np.full((*prompt.shape, task.max_completion), PAD, np.int32)
-        while more is not None:
-            answers, tokens = more, np.asarray(program(states, task.tokens[self._prompts], key, more))
-            more = with_answers(task, prompt, tokens, answers)
-        return tokens, answers
+
+        def play(answers):
+            return np.asarray(program(states, task.tokens[self._prompts], key, answers)), answers
+
+        none = np.full((*prompt.shape, task.max_completion), PAD, np.int32)
+        return played_again(play, none, lambda played: task.conversations.answer(prompt, *played))
 
     def _add(self, progress: Progress) -> None:
         """Measures a point, writes it, and shows it."""
@@ -161,8 +163,8 @@ class HeldOutCurves:
             }
         )
         write_json(self._path, self.points)
-        if times := self.task.reward_times:
-            self.console.print(f"Rewards took {np.median(times):.2g} s an iteration", soft_wrap=True)
+        if self._times:
+            self.console.print(f"Rewards took {np.median(self._times):.2g} s an iteration", soft_wrap=True)
         texts = self.task.texts(self._prompts, completions[0, :, 0], answers[0, :, 0])
         self._show(iteration, texts, values[0, :, 0])
         total = values @ [reward.weight for reward in self.task.rewards]
