@@ -36,10 +36,8 @@ def as_count(name: str, value: Any, why: str = "") -> int:
     if count >= 1:
         return count
     reason = f": {why}" if why else ""
-    instead = (
-        f"write {value:.0f}" if isinstance(value, float) and value >= 1 and value.is_integer() else "use 1 or more"
-    )
-    raise ConfigError(f"{name}={value!r} is not a positive integer{reason}; {instead}")
+    hint = f"write {value:.0f}" if isinstance(value, float) and value >= 1 and value.is_integer() else "use 1 or more"
+    raise ConfigError(f"{name}={value!r} is not a positive integer{reason}; {hint}")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -188,7 +188,5 @@ def _numbers(name: str, value: Any) -> np.ndarray:
     wrong = numbers[np.isfinite(size) & (size != 0) & ((size < _FLOAT32.tiny) | (size > _FLOAT32.max))]
     if wrong.size:
         near = "0" if abs(wrong[0]) < 1 else "inf"
-        raise ConfigError(
-            f"{name}={wrong[0]:g} is outside of float32, in which training computes; it would become {near}"
-        )
+        raise ConfigError(f"{name}={wrong[0]:g} is outside float32, in which training computes; it would become {near}")
     return numbers

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from grpo_jax import Config, objectives, with_reference
 from grpo_jax.algorithms import Algorithm, by_name
-from grpo_jax.commands.harness.command import command, make_console, need_one_process
+from grpo_jax.commands.harness.command import command, make_console
 from grpo_jax.commands.harness.language_flags import DEFAULTS, Arguments, parse
 from grpo_jax.commands.harness.language_training import recorded_template, train
 from grpo_jax.errors import ConfigError
@@ -103,7 +103,6 @@ def make_plan(arguments: Arguments, task: LanguageTask) -> RunSpec:
 
 
 def main(arguments: Arguments) -> None:
-    need_one_process("language models")
     console = make_console(width=80, stderr=arguments.format != "table")
     console.print(f"Reading prompts from {arguments.prompts}", soft_wrap=True)
     task = make_task(arguments)

@@ -22,7 +22,6 @@ What XLA chooses while it compiles for a platform, or what holds on all of them:
 """
 
 import dataclasses
-import re
 
 import jax
 
@@ -74,7 +73,7 @@ PLANS = {"cpu": CPU, "gpu": GPU, "hopper": HOPPER, "tpu": TPU}
 
 
 def resolve_plan(plan: str | ExecutionPlan) -> ExecutionPlan:
-    """The plan of this name; "auto" stands for JAX's default backend, and on an H100, H200 or GH200 for "hopper".
+    """The plan of this name; "auto" stands for JAX's default backend, and on Hopper, such as an H100, for "hopper".
 
     Raises:
       ConfigError: for an unknown name, and for "hopper" on another GPU. Machines without a GPU compile it ahead of
@@ -87,9 +86,10 @@ def resolve_plan(plan: str | ExecutionPlan) -> ExecutionPlan:
     if plan not in ("auto", "hopper"):
         return PLANS[plan]
     backend = jax.default_backend()
-    kind = jax.devices()[0].device_kind if backend == "gpu" else ""
-    is_hopper = re.search(r"\bG?H[12]00\b", kind) is not None
-    if plan == "hopper" and kind and not is_hopper:
-        raise ConfigError(f"execution_plan='hopper' is for an H100, H200 or GH200, and this is {kind}; use 'auto'")
+    device, on_gpu = jax.devices()[0], backend == "gpu"
+    is_hopper = on_gpu and getattr(device, "compute_capability", "") == "9.0"
+    if plan == "hopper" and on_gpu and not is_hopper:
+        others = f"as an H100 or H200 has, and this is {device.device_kind}; use 'auto'"
+        raise ConfigError(f"execution_plan='hopper' is for compute capability 9.0, {others}")
     has_kernels = is_hopper and tuple(map(int, jax.__version__.split(".")[:2])) >= (0, 11)
     return HOPPER if plan == "hopper" or has_kernels else PLANS.get(backend, GPU)

@@ -33,9 +33,7 @@ def cast_like(tree: PyTree, like: PyTree, what: str) -> PyTree:
     structure, wanted = jax.tree.structure(tree), jax.tree.structure(like)
     if structure != wanted:
         path, after, before = first_difference(tree, like) or ("", structure, wanted)
-        raise ConfigError(
-            f"{what} has {path!r}: {before} after a reset, {after} after a step; return the same structure"
-        )
+        raise ConfigError(f"{what} has {path!r}: {before} after a reset, {after} after a step; keep the structure")
 
     def cast(path, leaf, like):
         if leaf.shape == like.shape and _keeps_information(leaf.dtype, like.dtype):

@@ -101,9 +101,7 @@ def gymnax_names() -> list[str]:
 
 def _registered(name: str) -> Any:
     if name not in (known := gymnax_names()):
-        raise ConfigError(
-            f"unknown environment {name!r}: {nearest(name, known)} (for a custom one, write 'package.module:Name')"
-        )
+        raise ConfigError(f"unknown environment {name!r}: {nearest(name, known)} (custom: 'package.module:Name')")
     if name == "Asterix-MinAtar":  # imported here, as gymnax takes its time
         return importlib.import_module("grpo_jax.environments.lean").Lean()
     try:

@@ -36,7 +36,7 @@ class CompletionFile:
             add_lines(self._path, lines, begin=begin)
 
     def _lines(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
-        states, params, (values, weights, rewarded), _, advantage = chunk.scored
+        states, params, (values, weights, rewarded), advantage = chunk.scored
         if values.ndim == 4:  # of steps
             values, weights, rewarded = values.sum(2), weights[:, :, 0], rewarded.any(2)
         names = [reward.name for reward in self._task.rewards]

@@ -44,7 +44,7 @@ def language_environment(task: LanguageTask) -> Environment:
         return transition(state, action, 0.0, is_end, state.length >= task.max_completion)
 
     def choose(keys, iteration, num_groups):
-        task.conversations.forget()
+        task.conversations.messages_of.clear()
         seeds = np.asarray(jax.random.key_data(keys))
         prompt = np.stack([rounds(seed, task.num_training, num_groups, iteration) for seed in seeds])
         answers = {"answers": np.full((*prompt.shape, task.max_completion), PAD, np.int32)} if has_turns else {}

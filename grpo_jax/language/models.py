@@ -115,11 +115,7 @@ def _policy(architecture: Transformer, num_tokens: int, max_completion: int) -> 
 
 
 def load_model(
-    folder: str | Path,
-    *,
-    template_variables: Mapping[str, Any] | None = None,
-    date: str | None = None,
-    **changes: Any,
+    folder: str | Path, *, template_variables: Mapping[str, Any] | None = None, date: str | None = None, **changes: Any
 ) -> LanguageModel:
     """The architecture, the tokenizer and the limits of a model folder.
 

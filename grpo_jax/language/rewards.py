@@ -90,9 +90,7 @@ def check_rewards(rewards: Sequence[Reward], fields: Sequence[str], source: str)
       source: where the prompts come from, for the error.
     """
     if not rewards:
-        raise ConfigError(
-            f"there is no reward to learn from; name a function, such as --reward my_rewards:reward: {EXAMPLE}"
-        )
+        raise ConfigError(f"there is no reward to learn from; name one, such as --reward my_rewards:reward: {EXAMPLE}")
     names = [reward.name for reward in rewards]
     taken = "prompt", "prompt_tokens", "answers", "iteration"  # parameters of the environment
     if len({*names, *taken}) < len(names) + len(taken):

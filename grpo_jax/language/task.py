@@ -51,9 +51,9 @@ class LanguageTask:
             advice = "write both in the same way, as texts or as chats"
             raise ConfigError(f"{held_out.sources[0]}: held-out prompts have the fields {fields}; {advice}")
         check_rewards(self.rewards, list(self.prompts.fields), self.prompts.sources[0])
-        self.tokens  # noqa: B018, checks the lengths
-        self.stops  # noqa: B018, checks the strings and the tokenizer
-        self.conversations  # noqa: B018, checks `respond` and `max_turns`
+        self.tokens, self.stops, self.conversations  # noqa: B018, check lengths, strings, the tokenizer and `respond`
+        if self.respond is None and self.max_turns != LanguageTask.max_turns:
+            raise ConfigError(f"max_turns={self.max_turns} (--max-turns) needs respond (--respond), which answers")
         if self.respond is not None and self.process_rewards:
             raise ConfigError("rewards of steps are for a single turn; leave out process_rewards, or respond")
 

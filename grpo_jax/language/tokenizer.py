@@ -153,9 +153,7 @@ def load_tokenizer(
     ends.append(tokenizer.token_to_id(special_tokens(description).get("eos_token", "")))
     ends = list(dict.fromkeys(end for end in ends if end is not None and end >= 0))  # -1: none
     if not ends:
-        raise ConfigError(
-            f"{folder} names no end token, so completions would never end; config.json needs eos_token_id"
-        )
+        raise ConfigError(f"{folder} names no end token, so completions never end; config.json needs eos_token_id")
     return Tokenizer(tokenizer, ends, load_chat_template(folder, description, variables=template_variables, date=date))
 
 

@@ -25,7 +25,7 @@ ADVICE = "let it return the text of an answer, a message such as {'role': 'tool'
 
 @dataclasses.dataclass(eq=False)
 class Conversations:
-    """Completions of a task's prompts as messages, and what `respond` answers, which is kept until `forget`.
+    """Completions of a task's prompts as messages, and what `respond` answers, which is kept in `messages_of`.
 
     Warns of a template that changes earlier turns. Raises ConfigError for what cannot be answered.
     """
@@ -35,10 +35,11 @@ class Conversations:
     tokens: np.ndarray  # int [N, P]: those of the prompts, -1 on the left
     respond: Callable | None
     max_turns: int
+    # The latest answers, by the prompt and all tokens up to their end.
+    messages_of: dict[tuple, dict] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
         """Checks that there are chats to answer."""
-        self._answers: dict[tuple, dict] = {}  # messages, by the prompt and all tokens up to their end
         if self.respond is None:
             return
         if not callable(self.respond):
@@ -46,17 +47,12 @@ class Conversations:
         as_count("max_turns", self.max_turns)
         for prompt, source in zip(self.prompts.contents, self.prompts.sources, strict=True):
             if isinstance(prompt, str) or prompt[-1]["role"] == "assistant":
-                needs = "respond needs chats that end with a message of the user"
-                raise ConfigError(f"{source}: {needs}, not {prompt!r:.200}")
+                raise ConfigError(f"{source}: respond needs chats that end with a user's message, not {prompt!r:.200}")
         turn = {"role": "assistant", "content": "<think>\nA\n</think>\n\nB"}, {"role": "user", "content": "C"}
         texts = [self.tokenizer.render([*prompt, *turn * number]) for number in range(3)]
         if not all(after.startswith(before + turn[0]["content"]) for before, after in itertools.pairwise(texts)):
             text = "the model's chat template changes earlier messages of the assistant, mostly its thoughts"
             warnings.warn(f"{text}; training does not", stacklevel=2)
-
-    def forget(self) -> None:
-        """Forgets all answers, before prompts are completed anew."""
-        self._answers.clear()
 
     def messages(self, prompt: np.ndarray, tokens: np.ndarray, answers: np.ndarray | None) -> list[list[dict]]:
         """The messages after each of the `N` prompts: the model's, and between them the answers.
@@ -73,7 +69,7 @@ class Conversations:
                     text = self.tokenizer.decode(row[begin:end], [*self.tokens[index], *row[:begin]])
                     chat.append({"role": "assistant", "content": text})
                 elif end < limit:  # else the limit has cut it
-                    chat.append(self._answers[index, *row[:end].tolist()])
+                    chat.append(self.messages_of[index, *row[:end].tolist()])
             chats.append(chat)
         return chats
 
@@ -95,7 +91,7 @@ class Conversations:
             if answer is not None:
                 end = lengths[row]
                 ids = self.tokenizer.encode_reply(chat, answer, after=rows[row, end - 1])
-                self._answers[prompts[row], *rows[row, :end].tolist(), *ids] = answer
+                self.messages_of[prompts[row], *rows[row, :end].tolist(), *ids] = answer
                 new[row, end : end + len(ids)] = ids[: limit - end]
         new = new.reshape(np.shape(answers))
         return None if (new == answers).all() else new

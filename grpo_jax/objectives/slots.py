@@ -58,9 +58,7 @@ def greedy_scores(trajectory: Trajectory, group_size: int) -> jax.Array:
       ValueError: no member acts greedily.
     """
     if trajectory.greedy is None:
-        raise ValueError(
-            "greedy_scores needs the greedy first member of each group, but all members sample; set greedy_member=True"
-        )
+        raise ValueError("greedy_scores needs a greedy first member, but all members sample; set greedy_member=True")
     return episode_scores(trajectory, group_size)[:, 0]
 
 

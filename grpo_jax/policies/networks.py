@@ -117,10 +117,7 @@ class MLP(KnownFields):
             has = f"which has {known}" if known else "which is no dict"
             raise ConfigError(f"actor_observation={keys!r} must be a tuple of keys of an observation, {has}")
         if not critic:
-            raise ConfigError(
-                f"actor_observation={keys!r}, but this algorithm has no critic that sees the rest; leave it out, or "
-                "use 'ppo'"
-            )
+            raise ConfigError(f"actor_observation={keys!r} needs a critic that sees all; leave it out, or use 'ppo'")
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -188,7 +185,5 @@ def resolve_network(network: str | Callable, observation: PyTree, has_prompt: bo
         network = "transformer" if has_prompt else "cnn" if has_image else "mlp"
     if network not in NETWORKS:
         known = ("auto", *NETWORKS)
-        raise ConfigError(
-            f"unknown network {network!r}: {nearest(network, known)} (for a custom one, write 'package.module:name')"
-        )
+        raise ConfigError(f"unknown network {network!r}: {nearest(network, known)} (custom: 'package.module:name')")
     return NETWORKS[network]()

@@ -53,9 +53,7 @@ def make_token_policy(
     num_tokens = distribution.num_parameters
     vocab_size = architecture.vocab_size or num_tokens
     if vocab_size < num_tokens:
-        raise ConfigError(
-            f"vocab_size={vocab_size}, but the task has {num_tokens} tokens; leave it out, or use {num_tokens} or more"
-        )
+        raise ConfigError(f"vocab_size={vocab_size}, but the task has {num_tokens} tokens; leave it out or use as many")
     heads = ("actor", "critic") if critic else ("actor",)
     groups = [heads] if architecture.shared_critic else [(head,) for head in heads]
     networks = {

@@ -99,24 +99,18 @@ class Transformer(KnownFields):
             if name.endswith("_dtype") and value not in DTYPES:
                 raise ConfigError(f"{name}={value!r}; use one of {', '.join(DTYPES)}")
             if name in _LORA_OPTIONS and self.lora_rank is None and value != field.default:
-                raise ConfigError(
-                    f"{name}={value!r} has no effect without adapters; set lora_rank, such as 16, or leave out {name}"
-                )
+                raise ConfigError(f"{name}={value!r} has no effect without adapters; set lora_rank, or leave it out")
         if self.rope_scaling is not None:
             self._check_rope_scaling()
         if self.head_size is None and self.width % self.num_heads:
-            raise ConfigError(
-                f"width={self.width} is not a multiple of num_heads={self.num_heads}; change one, or set head_size"
-            )
+            raise ConfigError(f"num_heads={self.num_heads} does not divide width={self.width}; change it or head_size")
         if self.sizes.head % 2:
             raise ConfigError(
                 f"heads of size {self.sizes.head}, but rotary positions need an even size: change width or num_heads, "
                 "or set head_size"
             )
         if self.num_heads % (self.num_kv_heads or self.num_heads):
-            raise ConfigError(
-                f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}; change one of them"
-            )
+            raise ConfigError(f"num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}; change it")
 
     def _check_rope_scaling(self):
         given = self.rope_scaling

@@ -249,6 +249,4 @@ def check_fields(path: Path, fields: Mapping[str, Any], kinds: Mapping[str, Any]
         if name not in kinds:
             raise ConfigError(f"{path} is damaged: it has no field {name!r}: {nearest(name, kinds)}")
         if not fits(value, kinds[name]):
-            raise ConfigError(
-                f"{path} is damaged: {name} is {json.dumps(value)[:80]}, but must be {describe_kind(kinds[name])}"
-            )
+            raise ConfigError(f"{path} is damaged: {name} is {value!r:.80}, but must be {describe_kind(kinds[name])}")

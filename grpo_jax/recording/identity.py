@@ -1,11 +1,13 @@
 """What a value is, in JSON's types, so that two processes can compare it: functions and classes by their source."""
 
+import ast
 import contextlib
 import functools
 import hashlib
 import inspect
 import json
 import sys
+import textwrap
 import types
 from collections.abc import Mapping
 from pathlib import Path
@@ -84,11 +86,14 @@ def check_same(saved: Any, now: Any, name: str = "") -> None:
     """Raises ConfigError with the path of the first value of JSON that differs, but for a budget that was raised."""
     if isinstance(saved, list) and isinstance(now, list) and any(isinstance(part, Mapping) for part in now):
         saved, now = dict(enumerate(saved)), dict(enumerate(now))
-    if isinstance(saved, Mapping) and isinstance(now, Mapping):
+    others = {*saved} ^ {*now} if name in ("config", "hyperparams") else ()
+    if isinstance(saved, Mapping) and isinstance(now, Mapping) and not others:
         for field in {**saved, **now}:
             check_same(saved.get(field), now.get(field), f"{name}.{field}".lstrip("."))
     elif saved != now and not (name in _BUDGETS and _is_raised(saved, now)):
         what = f"{name} is {now!r:.200} here, and {saved!r:.200} in the checkpoints"
+        if others:
+            what = f"the checkpoints are of another version of grpo_jax: their {name} differs in {', '.join(others)}"
         if name == "keys" and saved and now and len(saved) != len(now):
             what = f"there are {len(now)} keys here, one for each row, and {len(saved)} in the checkpoints"
         if name.endswith(f".{SOURCE}"):
@@ -106,7 +111,7 @@ def _is_raised(saved: Any, now: Any) -> bool:
 
 
 def _source(*parts: Any) -> dict[str, str]:
-    """A hash of the source of a function, or of a class and its bases.
+    """A hash of the code of a function, or of a class and its bases.
 
     Empty for what is installed, and for what has no source, such as the methods of a dataclass.
     """
@@ -114,7 +119,18 @@ def _source(*parts: Any) -> dict[str, str]:
     for part in (part for part in parts if not _is_installed(part)):
         with contextlib.suppress(OSError, TypeError):
             texts.append(inspect.getsource(part))
+            with contextlib.suppress(SyntaxError):  # of a part of a statement, as a lambda may be
+                texts[-1] = _code(texts[-1])
     return {SOURCE: _digest("\n".join(texts).encode())} if texts else {}
+
+
+def _code(source: str) -> str:
+    """The source without comments, docstrings and layout."""
+    tree = ast.parse(textwrap.dedent(source))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node) is not None:
+            del node.body[0]
+    return ast.unparse(tree)
 
 
 def _fields(value: Any) -> dict[str, Any] | None:

@@ -72,8 +72,7 @@ class MetricsLogger:
         self._file = self._progress = self._task = None
         self._steps = np.zeros(len(spec.keys), np.int64)
         self._returns, self._evaluated = np.full((2, len(spec.keys)), np.nan)
-        self._iteration = 0
-        self._seconds = 0.0
+        self._iteration, self._seconds = 0, 0.0
         # Seconds, steps of all rows and the share done at the end of the first chunk, in whose time is the compilation.
         self._began: tuple[float, int, float] | None = None
         self._printed_at = time.monotonic()
@@ -101,14 +100,14 @@ class MetricsLogger:
             self._task = self._progress.add_task(self._run, total=1.0, status="compiling")
             self._progress.start()
         else:
-            self._print(f"{self._run}: compiling; what is compiled for the first time takes up to a minute")
+            self.say("compiling; what is compiled for the first time takes up to a minute")
         if self._past is not None and len(self._past.steps):
             self._update(self._past, _active(self._past))
         return self
 
     def __exit__(self, exception_type, exception, traceback) -> None:
         with contextlib.ExitStack() as closing:  # everything is closed, even if one fails, in the reverse order
-            closing.callback(self._print, self._summary(exception_type))
+            closing.callback(self.say, self._summary(exception_type))
             closing.callback(self._track, "close")
             if self._file is not None:
                 closing.callback(self._file.close)
@@ -141,7 +140,7 @@ class MetricsLogger:
         """Prints warnings, and keeps them."""
         for warning in warnings:
             self.warnings.append(warning)
-            self._print(f"warning: {self._run}: {warning}")
+            self.say(warning, "warning: ")
 
     def _track(self, method: str, *arguments: Any) -> None:
         """Calls a method of each tracker."""
@@ -180,13 +179,13 @@ class MetricsLogger:
         if self._progress is not None:  # a narrow terminal cuts off the end of the status
             self._progress.update(self._task, completed=done, status=status)
         elif self._shows_each or time.monotonic() - self._printed_at >= LONGEST_SILENCE:
-            self._print(f"{self._run}: {int(100 * done + 1e-3)}%, {status}")  # shares are float32
+            self.say(f"{int(100 * done + 1e-3)}%, {status}")  # shares are float32
 
     def _summary(self, exception_type: type[BaseException] | None) -> str:
         """The last line of the run."""
         steps = int(self._steps.sum())
         rate = steps / self._seconds if self._seconds > 0 else 0.0
-        text = f"{self._run}: {steps:,} {self._word} in {_clock(self._seconds)} ({rate:,.0f} {self._rate_word})"
+        text = f"{steps:,} {self._word} in {_clock(self._seconds)} ({rate:,.0f} {self._rate_word})"
         text += f", {self._spread()}" + (f"; {self.ending}" if self.ending else "")
         if exception_type is not None:
             cause = "a signal" if issubclass(exception_type, StopSignal) else exception_type.__name__
@@ -205,9 +204,10 @@ class MetricsLogger:
         text += f", evaluated {evaluated}" if evaluated else ""
         return text if num_settings == 1 else f"{text} of {best}, the best of {num_settings} settings"
 
-    def _print(self, line: str) -> None:
+    def say(self, text: str, kind: str = "") -> None:
+        """Prints a line about the run."""
         self._printed_at = time.monotonic()
-        self._console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
+        self._console.print(f"{kind}{self._run}: {text}", markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def _describe_signals(metrics: Mapping[str, np.ndarray], num_groups: int) -> str:

@@ -17,7 +17,7 @@ from rich.console import Console
 from grpo_jax.algorithms import name_of
 from grpo_jax.config import Config
 from grpo_jax.environments import EnvParams
-from grpo_jax.errors import ConfigError, check_arguments
+from grpo_jax.errors import ConfigError, check_arguments, user_code
 from grpo_jax.hyperparams import Hyperparams, completed
 from grpo_jax.policies import partition
 from grpo_jax.recording.figures import plot_settings, ranked_settings
@@ -169,6 +169,7 @@ def record(
             evaluate=evaluate,
             callback=recorder,
             chunk_length=recorder.chunk_length,
+            say=recorder.logger.say,
             **options,
         )
         return recorder.finish(rows.run()), recorder.logger.warnings
@@ -264,13 +265,13 @@ class Recorder:
         spec, recording, out = self.spec, self.recording, self.recording.out
         if not is_process_zero():
             return MetricsLogger(None, spec, console=False, past=self._past)
-        trackers = []
-        if recording.tensorboard:
-            steps, folder = None if self.start is None else self.start.steps, out / "tensorboard" / spec.setting.folder
-            trackers.append(TensorBoard(folder, spec, steps))
-        if recording.wandb is not None:
-            group = recording.wandb_group or (out.resolve().name if len(spec.settings.rows) > 1 else None)
-            trackers.append(WeightsAndBiases(out, spec, mode=recording.wandb, group=group))
+        trackers, steps = [], None if self.start is None else self.start.steps
+        with user_code("a tracker cannot begin", "; leave it out, or of Weights & Biases use the mode offline"):
+            if recording.tensorboard:
+                trackers.append(TensorBoard(out / "tensorboard" / spec.setting.folder, spec, steps))
+            if recording.wandb is not None:
+                group = recording.wandb_group or (out.resolve().name if len(spec.settings.rows) > 1 else None)
+                trackers.append(WeightsAndBiases(out, spec, mode=recording.wandb, group=group))
         return MetricsLogger(out, spec, console=self.console, past=self._past, trackers=trackers)
 
     def _scores(self, evaluations: Evaluations) -> np.ndarray:

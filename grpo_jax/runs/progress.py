@@ -21,7 +21,6 @@ class Scored(NamedTuple):
     states: PyTree  # of the environments, after their last steps
     params: PyTree  # of the environments
     outcome: RewardParts
-    seconds: float  # that the host took
     advantage: np.ndarray  # the mean over the steps of an environment, not finite where nothing is learnt from them
 
 
@@ -117,16 +116,10 @@ def apply_callback(callback: Callback | None, progress: Progress, chunk: Chunk |
     if changed is None or changed is progress:
         return progress
     if not isinstance(changed, Progress):
-        raise ConfigError(
-            f"the callback returned {type(changed).__name__}; return None, or what to go on from, such as "
-            "progress._replace(states=...)"
-        )
+        raise ConfigError(f"the callback returned {type(changed).__name__}; return None or progress._replace(...)")
     if difference := first_difference(*(jax.eval_shape(lambda s: s, each.states) for each in (progress, changed))):
         path, before, after = difference
-        raise ConfigError(
-            f"the callback returned states in which {path} is {after} instead of {before}; keep structure, shapes and "
-            "dtypes"
-        )
+        raise ConfigError(f"the callback changed {path} from {before} to {after}; keep structure, shapes and dtypes")
     return changed._replace(stopped=_as_rows("the callback returned stopped =", changed.stopped, len(progress.steps)))
 
 
@@ -134,9 +127,7 @@ def _as_rows(what: str, value: np.ndarray | bool, num_rows: int) -> np.ndarray:
     """Which rows, bool `[num_rows]`; one bool is for all rows."""
     rows = np.asarray(value)
     if rows.dtype != bool or rows.shape not in ((), (num_rows,)):
-        raise ConfigError(
-            f"{what} {rows.dtype}{list(rows.shape)}, but it must be bool[{num_rows}], True for rows to stop"
-        )
+        raise ConfigError(f"{what} {rows.dtype}{list(rows.shape)}, but it must be bool[{num_rows}], True to stop rows")
     return np.broadcast_to(rows, num_rows)
 
 

@@ -138,6 +138,7 @@ class Rows:
     callback: Callback | None = None
     chunk_length: int | None = None
     mesh: Mesh | None = None
+    say: Callable[[str], None] = lambda text: None
 
     def __post_init__(self):
         self.hyperparams = completed(self.hyperparams, self.config.hyperparams_class)
@@ -199,11 +200,11 @@ class Rows:
     def compile(self, *given: PyTree) -> jax.stages.Compiled:
         """The program of a chunk of iterations, or, of an environment with a host side, that of a rollout."""
         if self.config.env.host is not None:
-            return self._program("play", budgeted_play, given)
+            return self._program("rollout", budgeted_play, given)
         chunk = functools.partial(budgeted_chunk, length=self.chunk_length)
-        return self._program(self.chunk_length, chunk, given, **self._update)
+        return self._program(f"{self.chunk_length} iterations", chunk, given, **self._update)
 
-    def _program(self, name: Hashable, make: Callable, given: tuple, **options: Any) -> jax.stages.Compiled:
+    def _program(self, name: str, make: Callable, given: tuple, **options: Any) -> jax.stages.Compiled:
         """The program of a function of one row, `make(config)`, over all rows, compiled when it is needed first."""
 
         def program():
@@ -211,6 +212,8 @@ class Rows:
             return jax.jit(lambda *rows: rows_function(rows), **options)
 
         if name not in self._programs:
+            if len(self._programs) > 1:  # beside the rollout and a first update
+                self.say(f"compiling the {name}")
             began = time.perf_counter()
             self._programs[name] = self._kept(name, program).lower(*given).compile()
             seconds = time.perf_counter() - began
@@ -227,15 +230,13 @@ class Rows:
         ended = np.pad(progress.ended, (0, len(keys) - len(self.keys)), mode="edge")  # padding copies the last row
         states = with_choices(self.config, states, keys, progress.iteration)
         played = played_with_host(self.config, play, states, limits)
-        length, began = steps_to_learn(played), time.perf_counter()
-        outcome = host_outcome(self.config, played, np.flatnonzero(~ended))
-        seconds = time.perf_counter() - began
+        outcome, length = host_outcome(self.config, played, np.flatnonzero(~ended)), steps_to_learn(played)
         # The update reads little more than the longest episode, and is compiled for a length when that comes first.
         learn, given = functools.partial(budgeted_learn, length=length), (states, limits, played, outcome)
-        update = self._program(("learn", length), learn, given, **self._update)
+        update = self._program(f"update of up to {length} {self.config.env.step_word}", learn, given, **self._update)
         states, metrics = finished(update, *given, num_devices=self.mesh.size)
         end, advantage = played.rollout, metrics.pop(ADVANTAGE)[:, 0]
-        scored = end.environment, end.environment_params, outcome, seconds, advantage
+        scored = end.environment, end.environment_params, outcome, advantage
         return states, metrics, Scored(*jax.tree.map(np.asarray, scored))
 
     def train(self, progress: Progress) -> tuple[Progress, list[Chunk]]:

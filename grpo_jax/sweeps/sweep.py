@@ -122,7 +122,7 @@ def train_grid(
     write_json(study.out / "best.json", as_fields(best.config, best.hyperparams))
     plot_axes(result, study.out / "sweep.png")
     plot(result, study.out / "learning_curves.png")
-    if is_process_zero():
+    if is_process_zero() and recording.policies:
         _split_policies(study, programs, {run.setting for run in result.ranking[:NUM_DRAWN]})
         if not (study.out / PROGRAMS / "checkpoints").exists():  # else a sweep that is resumed needs them
             shutil.rmtree(study.out / PROGRAMS / POLICIES)

@@ -90,9 +90,7 @@ def check_budget(config: Config, hyperparams: Hyperparams) -> None:
     """Raises ConfigError if hyperparameters are invalid, or a budget is endless or too small for one iteration."""
     hyperparams.check()
     if np.min(hyperparams.temperature) == 0:
-        raise ConfigError(
-            "temperature=0 takes the most probable token, but training needs samples; use 1.0, and greedy evaluations"
-        )
+        raise ConfigError("temperature=0 is greedy, but training needs samples; use 1.0, and greedy evaluations")
     if hyperparams.num_iterations is None:
         _check_total_steps(config, hyperparams)
     else:
@@ -127,9 +125,7 @@ def _check_total_steps(config: Config, hyperparams: Hyperparams) -> None:
     cut = not config.algorithm.start.auto_reset and config.num_steps < config.env.max_steps
     if largest == math.inf and (max_episodes == math.inf or cut):
         why = "episodes that are cut off need never end" if cut else "there is no max_episodes"
-        raise ConfigError(
-            f"total_steps=inf, and {why}, so nothing ends the run; use a number of steps, or num_iterations"
-        )
+        raise ConfigError(f"total_steps=inf, and {why}, so nothing ends the run; use a number, or num_iterations")
     if most_steps(config, hyperparams) > _MOST_ITERATIONS * config.steps_per_iteration:
         number = f"max_episodes={max_episodes:g}" if largest == math.inf else f"total_steps={largest:g}"
         raise ConfigError(f"{number} may take more than 2^31 iterations; use fewer")

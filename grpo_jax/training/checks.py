@@ -35,6 +35,8 @@ def check_run(config: Config, hyperparams: Hyperparams) -> None:
         raise ConfigError(f"config={config!r} must be a Config, such as Config('CartPole-v1')")
     if not isinstance(hyperparams, Hyperparams):
         raise ConfigError(f"hyperparams={hyperparams!r} must be Hyperparams, such as Hyperparams(learning_rate=1e-3)")
+    if config.env.host is not None and jax.process_count() > 1:
+        raise ConfigError(f"{config.env.name!r} is rewarded on the host, by one process; leave --coordinator out")
     check_budget(config, hyperparams)
     try_on_shapes(config, hyperparams)
 
@@ -44,9 +46,7 @@ def check_rows(hyperparams: Hyperparams, keys: jax.Array) -> None:
     if not isinstance(keys, jax.Array | np.ndarray) or keys.ndim != (
         1 if jax.dtypes.issubdtype(keys.dtype, jax.dtypes.prng_key) else 2
     ):
-        raise ConfigError(
-            "keys must be an array of keys, one for each row; for four seeds: jax.random.split(jax.random.key(0), 4)"
-        )
+        raise ConfigError("keys must be one key for each row; for four seeds: jax.random.split(jax.random.key(0), 4)")
     if keys.shape[0] == 0:
         raise ConfigError("keys is empty, and one row is trained for each key; use jax.random.split(key, 1) or more")
     for name, value in vars(hyperparams).items():
@@ -78,8 +78,6 @@ def makes_params(params: PyTree) -> bool:
 def check_mesh(config: Config, mesh: Mesh) -> None:
     """Raises ConfigError if the mesh does not divide `num_envs`, or splits rows and environments that call the host."""
     num_devices = mesh.shape.get(ENVS, 1)
-    if config.env.host is not None and jax.process_count() > 1:
-        raise ConfigError(f"{config.env.name!r} is rewarded on the host, by one process alone; start a single one")
     if config.env.on_host and mesh.size > mesh.shape[ROWS] > 1:
         raise ConfigError(
             f"{config.env.name!r} calls the host, but JAX has no such calls where a mesh splits rows and also their "

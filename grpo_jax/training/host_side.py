@@ -13,7 +13,6 @@ for iteration in range(100):
 """
 
 from collections.abc import Callable
-from typing import TypeVar
 
 import jax
 import numpy as np
@@ -23,9 +22,6 @@ from grpo_jax.rollouts.outcomes import outcome_shapes
 from grpo_jax.training.train_step import Played
 from grpo_jax.types import PyTree, RewardParts, TrainState
 from grpo_jax.updates.lengths import rounded_length
-
-Given = TypeVar("Given")
-Result = TypeVar("Result")
 
 
 def with_choices(config: Config, states: TrainState, keys: jax.Array, iteration: int) -> TrainState:
@@ -51,7 +47,7 @@ def played_with_host(config: Config, play: Callable[..., Played], states: TrainS
     return played_again(lambda changed: play(_with_parameters(states, changed), *given), {}, again)
 
 
-def played_again(play: Callable[[Given], Result], given: Given, again: Callable[[Result], Given | None]) -> Result:
+def played_again(play: Callable[[PyTree], PyTree], given: PyTree, again: Callable[[PyTree], PyTree | None]) -> PyTree:
     """`play(given)`, and again with what `again` gives for the result, until that is None."""
     while given is not None:
         result = play(given)

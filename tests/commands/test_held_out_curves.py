@@ -22,7 +22,6 @@ COMPLETIONS = np.array(
     ]
 )
 SETTINGS = {"num_held_out": 2, "num_samples": 2, "sample_every": 2, "correct_at": 1.0, "keep_completions": 0}
-CHUNK = SimpleNamespace(scored=SimpleNamespace(seconds=0.5))
 
 
 def judge(_, completions, answers, iteration):
@@ -44,7 +43,7 @@ def curves(folder, *, received=(), checkpoint_every=None, stop_at_reward=None, *
         all_prompts=SimpleNamespace(contents=["a", "b", [{"role": "user", "content": "c"}]]),
         texts=lambda _, completions, answers: ["".join(map(str, each[each >= 0])) for each in completions],
     )
-    plan = SimpleNamespace(config=None, hyperparams=SimpleNamespace(num_iterations=10))
+    plan = SimpleNamespace(config=SimpleNamespace(group_size=2), hyperparams=SimpleNamespace(num_iterations=10))
     settings = SimpleNamespace(**SETTINGS | changes, recording=recording, stop_at_reward=stop_at_reward, seed=0)
     made = HeldOutCurves(task, plan, folder, make_console(), settings, received)
     made._complete = lambda states: (COMPLETIONS, np.full_like(COMPLETIONS, -1))
@@ -61,8 +60,8 @@ def test_a_point_has_the_means_of_each_seed(tmp_path, capsys):
     measured = curves(tmp_path)
     assert measured(progress(0), None) is None
     for iteration in (1, 2, 3):
-        measured(progress(iteration), CHUNK)
-    measured(progress(5, ended=True), CHUNK)
+        measured(progress(iteration), "chunk")
+    measured(progress(5, ended=True), "chunk")
     assert [point["iteration"] for point in measured.points] == [0, 2, 5], "every second, and the last"
     point = json.loads((tmp_path / "held_out.json").read_text())[1]
     assert point["tokens"] == [200, 200]
@@ -72,7 +71,7 @@ def test_a_point_has_the_means_of_each_seed(tmp_path, capsys):
     assert point["cut"] == [0.5, 0.25] and point["all_equal"] == [1.0, 0.5]
     assert point["pass_at_k"] == {"1": [0.5, 0.75], "2": [0.5, 1.0]}
     printed = capsys.readouterr().out
-    assert "Rewards took 0.5 s an iteration" in printed
+    assert "Rewards of 12 completions took" in printed
     assert "Held-out prompts after 2 iterations: five 0.625, length 2.500; pass@1 0.625, pass@2 0.750" in printed
     measured.finish()
     assert (tmp_path / "held_out.png").exists()
@@ -81,7 +80,7 @@ def test_a_point_has_the_means_of_each_seed(tmp_path, capsys):
 
 def test_measurements_can_be_left_out(tmp_path, capsys):
     unmeasured = curves(tmp_path, sample_every=0)
-    assert unmeasured(progress(0), None) is None and unmeasured(progress(5, ended=True), CHUNK) is None
+    assert unmeasured(progress(0), None) is None and unmeasured(progress(5, ended=True), "chunk") is None
     unmeasured.finish()
     assert not unmeasured.points and not [*tmp_path.iterdir()] and not capsys.readouterr().out
 
@@ -97,10 +96,10 @@ def test_what_is_said_before_training():
 def test_a_resumed_run_writes_its_points_and_samples_once(tmp_path):
     first = curves(tmp_path)
     for iteration in (0, 2, 4):
-        first(progress(iteration), None if iteration == 0 else CHUNK)
+        first(progress(iteration), None if iteration == 0 else "chunk")
     resumed = curves(tmp_path)
     resumed(progress(2), None)
-    resumed(progress(4), CHUNK)
+    resumed(progress(4), "chunk")
     assert [point["iteration"] for point in resumed.points] == [0, 2, 4]
     lines = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
     assert [line["iteration"] for line in lines] == [0] * 4 + [2] * 4 + [4] * 4, "a line for each seed and prompt"
@@ -112,9 +111,9 @@ def test_a_resumed_run_writes_its_points_and_samples_once(tmp_path):
 def test_a_seed_stops_at_its_reward_and_a_signal_stops_all(tmp_path):
     measured = curves(tmp_path, stop_at_reward=0.75)
     assert measured(progress(0), None) is None, "not before training"
-    assert measured(progress(2), CHUNK).stopped.tolist() == [False, True]
+    assert measured(progress(2), "chunk").stopped.tolist() == [False, True]
     with pytest.raises(StopSignal) as stopped:
-        curves(tmp_path, received=[signal.SIGTERM])(progress(4), CHUNK)
+        curves(tmp_path, received=[signal.SIGTERM])(progress(4), "chunk")
     assert stopped.value.name == "SIGTERM" and stopped.value.folder == tmp_path
     resumable = curves(tmp_path, received=[signal.SIGTERM], checkpoint_every=1)
     assert resumable(progress(0), None) is None, "the checkpoint is written first, by the run"

@@ -200,7 +200,7 @@ def test_what_one_watches(folder, capsys):
     assert [sample["iteration"] for sample in samples] == [0, 0, 2, 2]
     assert all("7" not in text[:-1] for sample in samples for text in [*sample["sampled"], sample["greedy"]])
     printed = capsys.readouterr().out
-    assert "tokens a seed" in printed and "Rewards took " in printed
+    assert "tokens a seed" in printed and "completions took " in printed
     assert printed.index("Reading prompts from") < printed.index("Loading the weights") < printed.index("compiling")
     assert "iteration 1, reward" in printed and "iteration 2, reward" in printed and " s an iteration, " in printed
     assert "steps" not in printed and "groups with a difference: " in printed and "tiny with prompts.jsonl" in printed

@@ -83,7 +83,7 @@ COMMANDS = {
     "ask me": "there is no prompt, or an empty one; write it after the folder",
     "ask HuggingFaceTB/SmolLM2 hi": "`hf download HuggingFaceTB/SmolLM2 --local-dir SmolLM2`",
     "ask . hi": ". has no files; name the folder of a model",
-    "lm": "there is no reward to learn from; name a function, such as --reward my_rewards:reward",
+    "lm": "there is no reward to learn from; name one, such as --reward my_rewards:reward",
     "lm --reward builtins:digit": "'builtins' has no 'digit'",
     "lm --algorithm grop": "unknown algorithm 'grop': did you mean 'grpo'",
     **{

@@ -212,7 +212,7 @@ def test_a_folder_without_an_end_token_is_refused(folder):
     assert load_tokenizer(folder).num_tokens == 1, "the end token"
     change(folder, "tokenizer.json", contents)
     change(folder, CONFIG, {"eos_token_id": None})
-    with pytest.raises(ConfigError, match="names no end token, so completions would never end"):
+    with pytest.raises(ConfigError, match="names no end token, so completions never end"):
         load_model(folder)
 
 

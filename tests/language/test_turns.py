@@ -83,7 +83,7 @@ async def later(messages):
 def test_what_respond_may_return_and_what_is_refused(model, tmp_path):
     task = turns(model, later)
     answered(task, "a")
-    assert [*task.conversations._answers.values()] == [{"role": "tool", "content": "5"}]
+    assert [*task.conversations.messages_of.values()] == [{"role": "tool", "content": "5"}]
     for respond, message in (
         (lambda messages: {}["no tool"], r"respond raised KeyError: 'no tool' \(.*test_turns.py, line \d+\); let it"),
         (lambda messages: 5, "respond returned 5; let it return the text of an answer"),
@@ -92,7 +92,7 @@ def test_what_respond_may_return_and_what_is_refused(model, tmp_path):
         with pytest.raises(RewardError, match=message):
             answered(turns(model, respond), "a")
     for changes, message in (
-        ({"rows": [{"prompt": "1"}]}, "prompt 0: respond needs chats that end with a message of the user, not '1'"),
+        ({"rows": [{"prompt": "1"}]}, "prompt 0: respond needs chats that end with a user's message, not '1'"),
         ({"respond": 3.14}, "respond=3.14 is no function"),
         ({"max_turns": 0}, "max_turns=0 is not a positive integer"),
         ({"process_rewards": True}, "rewards of steps are for a single turn"),

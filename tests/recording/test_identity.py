@@ -89,6 +89,8 @@ def test_what_differs_is_refused_by_its_name(one, other, field):
     check_same(as_read(one), as_read(one))
     with pytest.raises(ConfigError, match=field):
         check_same(as_read(one), as_read(other), "field")
+    with pytest.raises(ConfigError, match="another version of grpo_jax: their config differs in old;"):
+        check_same({"config": {"old": 0}}, {"config": {}})
 
 
 @pytest.mark.parametrize(
@@ -104,7 +106,8 @@ def test_what_differs_is_refused_by_its_name(one, other, field):
 )
 def test_another_source_is_refused(text, field, source):
     one, other = (as_read(source(text.format(number))) for number in (2, 3))
-    assert one == as_read(source(f"# changed\n\n{text.format(2)}"))
+    documented = text.format(2).replace("):\n", "):\n    'A docstring.'\n")
+    assert one == as_read(source(f"# changed\n\n{documented}  # a comment"))
     with pytest.raises(ConfigError, match=f"^{field} has another source here than in the checkpoints"):
         check_same(one, other, "field")
 

@@ -141,8 +141,8 @@ def one_row(now):
 
 MISTAKES = {
     r"evaluate=10 does not say .*; use Evaluate\(every=10\)": lambda: {"evaluate": 10},
-    "the callback returned TrainState; return None, or": lambda: of_callback(lambda now: now.states),
-    r"params/actor/Dense_0/bias is float32\[1, 4\] instead of float32\[3, 4\]; keep": lambda: of_callback(one_row),
+    "the callback returned TrainState; return None or": lambda: of_callback(lambda now: now.states),
+    r"changed params/actor/Dense_0/bias from float32\[3, 4\] to float32\[1, 4\]; keep": lambda: of_callback(one_row),
     r"the callback returned stopped = bool\[2\], but it must be bool\[3\]": lambda: of_callback(
         lambda now: now._replace(stopped=np.zeros(2, bool))
     ),

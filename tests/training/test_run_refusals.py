@@ -40,7 +40,7 @@ REFUSED = [
     (of_run(total_steps=jnp.array([4000.0, 100.0, 4000.0])), "does not allow one iteration of .* = 256.*raise total"),
     (of_run(total_steps=np.inf), "total_steps=inf, and there is no max_episodes, so nothing ends the run"),
     (of_run(CUT, total_steps=np.inf, max_episodes=100), "total_steps=inf, and episodes that are cut off need never"),
-    (of_budget(temperature=0.0), "temperature=0 takes the most probable token"),
+    (of_budget(temperature=0.0), "temperature=0 is greedy"),
     (of_budget(total_steps=np.inf, max_episodes=10**12), "max_episodes=1e.12 may take more than 2.31 iterations"),
     (of_budget(max_episodes=np.array([8.0, 0.5])), "max_episodes=0.5 does not allow one iteration"),
     (of_budget(num_iterations=np.array([1, 2.5])), "num_iterations=2.5 is not a positive integer"),

@@ -163,9 +163,7 @@ def join_processes(flags: Sequence[str] | None = None) -> None:
         try:
             jax.distributed.initialize()
         except ValueError as error:
-            raise ConfigError(
-                f"--coordinator auto finds no scheduler that it knows ({error}); use host:port"
-            ) from error
+            raise ConfigError(f"--coordinator auto finds no scheduler it knows ({error}); use host:port") from error
     elif address is not None or count is not None or number is not None:
         if None in (address, count, number) or not 0 <= number < count:
             raise ConfigError(
@@ -183,12 +181,6 @@ def join_processes(flags: Sequence[str] | None = None) -> None:
     if jax.distributed.is_initialized():
         # Programs that communicate must run in the same order in every process, and a CPU may run several at once.
         jax.config.update("jax_cpu_enable_async_dispatch", False)
-
-
-def need_one_process(what: str) -> None:
-    """Raises ConfigError if several processes have joined, saying what cannot be computed by them."""
-    if jax.process_count() > 1:
-        raise ConfigError(f"{what} need a single process so far; leave --coordinator out")
 
 
 def mesh_sizes(sizes: Sequence[str], flag: str) -> dict[str, int]:

@@ -141,8 +141,8 @@ class Arguments(CompletionArguments, StudyArguments):
     sample_every: CountOrNone | None = None
     """Iterations between two measurements on held-out prompts, which also print samples; 0: no measurements; None: as
     few as make all of them cost a fifth of training's completions, with one before and one after it at least."""
-    keep_completions: CountOrNone | None = 2
-    """Prompts of an iteration whose completions completions.jsonl keeps, with rewards and advantages; None: all."""
+    keep_completions: CountOrNone | Literal["all"] = 2
+    """Prompts of an iteration whose completions completions.jsonl keeps, with rewards and advantages; 0: none."""
     stop_at_reward: Finite | None = None
     """Stop a seed once the mean reward of sampled completions of a measurement is at least this."""
     num_held_out: Count = 32

@@ -4,6 +4,7 @@ import functools
 import math
 import os
 import re
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -79,16 +80,16 @@ class HeldOutCurves:
         held_out = np.arange(task.num_training, len(task.tokens))
         self._prompts = np.random.default_rng(0).permutation(held_out)[: arguments.num_held_out]
         self._every = measurement_interval(arguments, plan.hyperparams.num_iterations, len(self._prompts))
-        count = arguments.keep_completions and arguments.keep_completions * plan.config.group_size
+        kept = arguments.keep_completions
+        count = None if kept == "all" else kept * plan.config.group_size
         self._completions = CompletionFile(folder / "completions.jsonl", task, count)
-        self._verdict, self.states, self._times = None, None, []
+        self._verdict, self.states = None, None
         self._names = [reward.name for reward in task.rewards]
 
     def __call__(self, progress: Progress, chunk: Chunk | None) -> Progress | None:
         """Adds a point if it is time for one; the callback of `Study.train`."""
         self.states = progress.states
         self._completions(progress, chunk)
-        self._times += [] if chunk is None else [chunk.scored.seconds]
         if self._received and not self.arguments.recording.checkpoint_every:
             raise StopSignal(self._received[0], self.folder)
         iteration, every = progress.iteration, self._every
@@ -141,8 +142,9 @@ class HeldOutCurves:
         iteration, steps = progress.iteration, progress.steps
         completions, answers = self._complete(progress.states)
         prompts = np.broadcast_to(self._prompts[:, None], completions.shape[:3])
+        began = time.perf_counter()
         values, rewarded = self.task.judge(prompts, completions, answers=answers, iteration=iteration)
-        cut = self.task.is_cut(completions, answers)
+        seconds, cut = time.perf_counter() - began, self.task.is_cut(completions, answers)
         self._write_samples(iteration, completions, answers, values)
         greedy = _means(values[:, :, -1:], rewarded[:, :, -1:])
         completions, values, rewarded = (each[:, :, :-1] for each in (completions, values, rewarded))
@@ -163,8 +165,7 @@ class HeldOutCurves:
             }
         )
         write_json(self._path, self.points)
-        if self._times:
-            self.console.print(f"Rewards took {np.median(self._times):.2g} s an iteration", soft_wrap=True)
+        self.console.print(f"Rewards of {cut.size} completions took {seconds:.2g} s", soft_wrap=True)
         texts = self.task.texts(self._prompts, completions[0, :, 0], answers[0, :, 0])
         self._show(iteration, texts, values[0, :, 0])
         total = values @ [reward.weight for reward in self.task.rewards]

@@ -59,7 +59,7 @@ def check(flag: str, annotation: Any, value: Any) -> None:
 
     Raises ConfigError if it is not within them; the message names the flag.
     """
-    if value is None:
+    if value is None or isinstance(value, str):
         return
     if get_origin(annotation) is tuple:
         for part in value:

@@ -54,9 +54,7 @@ def can_grow(environment: str) -> bool:
 
 
 def for_gpu(
-    fields: Mapping[str, Any],
-    algorithm: Algorithm,
-    given: Mapping[str, Any] = MappingProxyType({}),
+    fields: Mapping[str, Any], algorithm: Algorithm, given: Mapping[str, Any] = MappingProxyType({})
 ) -> dict[str, Any]:
     """The fields for a GPU, from those tuned for a CPU and those that the user gives, which stay.
 
