@@ -16,9 +16,7 @@ CARTPOLE = {"environment": "CartPole-v1", "env_params": {"max_steps_in_episode":
 WORDS = {"environment": "tokens:sort-3", "network": Transformer(num_layers=1, width=8, num_heads=2)}
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "grpo" else pytest.param(name, marks=pytest.mark.slow) for name in ALGORITHMS]
-)
+@pytest.mark.parametrize("name", [x if x == "grpo" else pytest.param(x, marks=pytest.mark.slow) for x in ALGORITHMS])
 @pytest.mark.usefixtures("initial_weights_of_users")
 def test_an_algorithm_trains_and_nothing_unread_changes_it(name):
     fields, numbers = CARTPOLE, {}

@@ -14,14 +14,7 @@ from grpo_jax.commands.harness.language_training import recorded_template, train
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import FRESH
 from grpo_jax.importing import import_object
-from grpo_jax.language import (
-    LanguageTask,
-    language_environment,
-    load_model,
-    load_reward,
-    read_prompts,
-    split_held_out,
-)
+from grpo_jax.language import LanguageTask, language_environment, load_model, load_reward, read_prompts, split_held_out
 from grpo_jax.language.folder import as_config_error
 from grpo_jax.language.models import stopping_plan
 from grpo_jax.runs.run_spec import RunSpec

@@ -54,7 +54,7 @@ def main(arguments: Arguments, flags: Sequence[str]) -> None:
     print_table(console, ranking(settings), arguments.format, title=title)
     console.print(f"Final return: {describe_seeds(result.num_seeds)}.", soft_wrap=True)
     pictures = "sweep.png", f"learning_curves.png (best {NUM_DRAWN})"
-    print_files(console, out, "summary.json", "metrics.jsonl", "best.json", *pictures)
+    print_files(console, out, settings[0].config, "summary.json", "metrics.jsonl", "best.json", *pictures)
     console.print(f"The best again: {invocation('train')} --config {out / 'best.json'}", soft_wrap=True)
 
 

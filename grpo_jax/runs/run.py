@@ -40,15 +40,7 @@ from grpo_jax.runs.progress import (
 from grpo_jax.runs.result import RunResult, joined
 from grpo_jax.runs.run_spec import setting_columns, settings_of
 from grpo_jax.training import budget
-from grpo_jax.training.checks import (
-    BUDGETS,
-    check_mesh,
-    check_options,
-    check_read,
-    check_rows,
-    check_run,
-    makes_params,
-)
+from grpo_jax.training.checks import BUDGETS, check_mesh, check_options, check_read, check_rows, check_run, makes_params
 from grpo_jax.training.host_side import host_outcome, played_with_host, steps_to_learn, with_choices
 from grpo_jax.training.train import initial_states
 from grpo_jax.training.train_step import ADVANTAGE

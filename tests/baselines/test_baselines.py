@@ -276,9 +276,7 @@ SIZES = {"num_envs": 8, "num_steps": 6, "num_epochs": 1, "num_minibatches": 1}
 
 def test_no_gradient_flows_into_values(rollout):
     def of_params(trajectory, policy, params, hyperparams, group_size):
-        return tuple(
-            each[..., 0] * jnp.sum(params.bias) for each in (trajectory.observation, trajectory.final_observation)
-        )
+        return tuple(x[..., 0] * jnp.sum(params.bias) for x in (trajectory.observation, trajectory.final_observation))
 
     trajectory = rollout[1]._replace(value=None, next_value=None, final_value=None)
 

@@ -11,6 +11,7 @@ import pytest
 from grpo_jax.commands.harness.command import make_console
 from grpo_jax.commands.harness.held_out_points import advise
 from grpo_jax.commands.harness.language_runs import HeldOutCurves, without_shared_beginning
+from grpo_jax.errors import ConfigError
 from grpo_jax.recording.run_folder import StopSignal
 from grpo_jax.runs.progress import initial_progress
 
@@ -43,7 +44,9 @@ def curves(folder, *, received=(), checkpoint_every=None, stop_at_reward=None, *
         all_prompts=SimpleNamespace(contents=["a", "b", [{"role": "user", "content": "c"}]]),
         texts=lambda _, completions, answers: ["".join(map(str, each[each >= 0])) for each in completions],
     )
-    plan = SimpleNamespace(config=SimpleNamespace(group_size=2), hyperparams=SimpleNamespace(num_iterations=10))
+    plan = SimpleNamespace(
+        keys="ab", config=SimpleNamespace(group_size=2), hyperparams=SimpleNamespace(num_iterations=10)
+    )
     settings = SimpleNamespace(**SETTINGS | changes, recording=recording, stop_at_reward=stop_at_reward, seed=0)
     made = HeldOutCurves(task, plan, folder, make_console(), settings, received)
     made._complete = lambda states: (COMPLETIONS, np.full_like(COMPLETIONS, -1))
@@ -97,7 +100,7 @@ def test_a_resumed_run_writes_its_points_and_samples_once(tmp_path):
     first = curves(tmp_path)
     for iteration in (0, 2, 4):
         first(progress(iteration), None if iteration == 0 else "chunk")
-    resumed = curves(tmp_path)
+    resumed, path = curves(tmp_path), tmp_path / "held_out.json"
     resumed(progress(2), None)
     resumed(progress(4), "chunk")
     assert [point["iteration"] for point in resumed.points] == [0, 2, 4]
@@ -106,6 +109,10 @@ def test_a_resumed_run_writes_its_points_and_samples_once(tmp_path):
     assert {line["prompt"] for line in lines} == {"b", "c"}, "of a chat the last message"
     for line in lines:
         assert line["rewards"]["five"] == [text.startswith("5") for text in (*line["sampled"], line["greedy"])]
+    for wrong in ('"cut": 1', '"cut": [0.5, "x"]', '"cut": [0.5]', '"turns": []'):
+        path.write_text(re.sub(r'"cut": \[.*?\]', wrong, path.read_text(), count=1))
+        with pytest.raises(ConfigError, match="held_out.json lacks numbers of this run, or has others: cut"):
+            curves(tmp_path)
 
 
 def test_a_seed_stops_at_its_reward_and_a_signal_stops_all(tmp_path):

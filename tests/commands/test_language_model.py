@@ -183,7 +183,7 @@ def test_what_one_watches(folder, capsys):
     """Metrics of training, samples, lines of the log, and the reward that ends a run."""
     make_model("tiny", context=512)
     small = "--num-prompts 2 --group-size 4 --num-samples 2 --num-iterations 6 --sample-every 2"
-    stops = "--stop-at-reward -5 --stop-string 7"
+    stops = "--stop-at-reward -5 --stop-string 7 --keep-completions all"
     train(f"--reward my_rewards:digits=2 --reward my_rewards:sometimes {small} {stops} --out out")
     lines = written("metrics.jsonl")
     assert [line["iteration"] for line in lines] == [0, 1]  # at the first measurement after the start

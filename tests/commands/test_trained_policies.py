@@ -18,8 +18,9 @@ from saved_policies import save_policies
 
 from grpo_jax import Config, Hyperparams, TrainedPolicy, load
 from grpo_jax.commands import evaluate, export, play
-from grpo_jax.commands.harness.command import command
+from grpo_jax.commands.harness.command import command, make_console
 from grpo_jax.commands.harness.exported_policy import ACTIVATIONS
+from grpo_jax.commands.harness.study import print_files
 from grpo_jax.environments import make_environment
 from grpo_jax.errors import ConfigError
 from grpo_jax.policies import MLP, networks
@@ -214,3 +215,10 @@ def test_numpy_has_every_activation():
     expected = jax.jit(lambda x: {name: getattr(nn, name)(x) for name in ACTIVATIONS})(x)
     for name, function in ACTIVATIONS.items():
         np.testing.assert_allclose(function(x), expected[name], atol=2e-6, err_msg=name)
+
+
+def test_policies_that_need_own_code_say_how_they_are_evaluated(tmp_path, capsys):
+    (tmp_path / "policies").mkdir()
+    (tmp_path / "policies" / "final.npz").write_bytes(b"1")
+    print_files(make_console(), tmp_path, Config("probes:Probe"), "summary.json")
+    assert f"grpo-jax evaluate {tmp_path} --trust" in capsys.readouterr().out

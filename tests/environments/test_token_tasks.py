@@ -97,10 +97,7 @@ def test_a_completion_is_paid_a_weighted_sum_of_rewards():
     np.testing.assert_allclose(
         moved.reward_parts.values.sum(axis=1, where=completions[..., None] != PAD), [[1], [1 / 3], [0], [2 / 3]]
     )
-    np.testing.assert_allclose(
-        outcome.values,
-        [[1, 1, 1, -0.5], [0, 1, 1 / 3, -0.5], [0, 1, 0, 0], [0, 0, 0, -1]],
-    )
+    np.testing.assert_allclose(outcome.values, [[1, 1, 1, -0.5], [0, 1, 1 / 3, -0.5], [0, 1, 0, 0], [0, 0, 0, -1]])
     np.testing.assert_allclose(outcome.weights, [[1, 0.1, 1, 0.5]] * 4)
     np.testing.assert_allclose(moved.reward[0], [1 / 3, 1 / 3, 1 / 3, 0], rtol=1e-6)
 

@@ -49,9 +49,7 @@ def assert_equal_to_the_library(example, monkeypatch, hyperparams, **fields):
     """Two iterations of both, from the same parameters, with the same noise and the same minibatches."""
     gumbel = jax.random.gumbel
     monkeypatch.setattr(jax.random, "gumbel", lambda key, shape: gumbel(jax.random.key(1), shape))
-    monkeypatch.setattr(
-        epochs, "minibatch_order", lambda config, key, mask: example.minibatch_order(key, mask.size)[:, None]
-    )
+    monkeypatch.setattr(epochs, "minibatch_order", lambda _, k, mask: example.minibatch_order(k, mask.size)[:, None])
     config = Config(num_epochs=2, num_minibatches=2, action_distribution=from_gumbel, **fields)
     rates = {"learning_rate": 0.01, "final_learning_rate": 0.01}
     state = jax.jit(example.init)(jax.random.key(0))

@@ -96,9 +96,7 @@ def test_rewards_get_the_first_space(tmp_path):
 
 TRIM = CHATML.replace("message.content", "message.content | trim")
 ANSWER = {"role": "assistant", "content": "The end"}
-TOOLS = CHATML.replace(
-    "content }}", "content }}{% for each in message.tool_calls %}{{ each.function.name }}{% endfor %}"
-)
+TOOLS = CHATML.replace("content }}", "content }}{% for one in message.tool_calls %}{{ one.function.name }}{% endfor %}")
 CALL = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]}
 RENDERED = [
     (CHATML, [*USER, ANSWER], "<|im_start|>assistant\nThe end"),

@@ -13,12 +13,7 @@ from probes import Probe, bits
 
 from grpo_jax import GRPO, Config, Hyperparams, run
 from grpo_jax.errors import ConfigError
-from grpo_jax.objectives import (
-    EntropyHyperparams,
-    adaptive_coefficient,
-    adaptive_entropy_coefficient,
-    with_hyperparams,
-)
+from grpo_jax.objectives import EntropyHyperparams, adaptive_coefficient, adaptive_entropy_coefficient, with_hyperparams
 from grpo_jax.policies import MLP
 from grpo_jax.recording.checkpoint import KEPT, Checkpoints
 from grpo_jax.runs.progress import initial_progress

@@ -18,9 +18,7 @@ from grpo_jax.policies import MLP
 from grpo_jax.recording.checkpoint import Checkpoints
 from grpo_jax.runs.progress import initial_progress
 
-CATCH = Config(
-    environment="Catch-bsuite", algorithm="ppo", num_envs=2, num_steps=2, num_minibatches=1, network=MLP((2,))
-)
+CATCH = Config("Catch-bsuite", "ppo", num_envs=2, num_steps=2, num_minibatches=1, network=MLP((2,)))
 DESCRIPTION = {"name": "a", "config": {"num_envs": 8}}
 STATE = {"kernel": jax.random.normal(jax.random.key(0), (3, 50, 50)), "key": jax.random.split(jax.random.key(1), 3)}
 JUNK = (None, True, -1, 0, 3, 2**70, 1.5, 1e999, "", "x", "os:system", "\x00", [], [[]], [1, "a"], {}, {"a": {}})

@@ -112,9 +112,7 @@ def test_on_a_terminal_several_runs_follow_each_other():
         assert shown.count(f"{run}: 100 environment steps in 0:00:10 (10 steps/s), return 9") == 1
 
 
-@pytest.mark.parametrize(
-    ("error", "cause"), [(RuntimeError(), "RuntimeError"), (StopSignal(signal.SIGTERM), "a signal")]
-)
+@pytest.mark.parametrize("error, cause", [(RuntimeError(), "RuntimeError"), (StopSignal(signal.SIGTERM), "a signal")])
 def test_without_records_and_after_an_error_the_summary_stands(error, cause):
     console = make_console()
     with pytest.raises(type(error)), make_logger(None, "a", 100, 1, console):

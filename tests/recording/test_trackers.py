@@ -16,6 +16,7 @@ from grpo_jax import Config, Hyperparams
 from grpo_jax.errors import ConfigError
 from grpo_jax.policies import MLP
 from grpo_jax.recording.metrics_logger import MetricsLogger
+from grpo_jax.recording.recorder import Recorder
 from grpo_jax.recording.run_folder import Recording
 from grpo_jax.recording.trackers import TensorBoard, WeightsAndBiases, log_table, over_seeds
 from grpo_jax.runs.progress import Chunk
@@ -151,6 +152,12 @@ def test_a_tracker_that_fails_is_left_out(where, calls):
 def test_a_table_is_beside_the_metrics_of_its_iteration(wandb):
     log_table("samples", ("text", "reward"), [("a", 1.0)], iteration=10)
     assert wandb == [(9, {"samples": {"columns": ["text", "reward"], "data": [["a", 1.0]]}})]
+
+
+def test_a_tracker_that_cannot_begin_ends_the_run_before_anything_is_compiled(tmp_path, wandb, monkeypatch):
+    monkeypatch.setattr(sys.modules["wandb"], "init", lambda **_: {}["no key"])
+    with pytest.raises(ConfigError, match="a tracker cannot begin with KeyError: 'no key'; leave it out, or"):
+        Recorder(SPEC, Recording(tmp_path, wandb="online"), False, None, False, None).__enter__()
 
 
 def test_without_weights_and_biases_it_says_how_to_get_it(tmp_path, monkeypatch):

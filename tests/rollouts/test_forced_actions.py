@@ -58,9 +58,7 @@ ALGORITHMS = {"steps": with_reference(RLOO), "sequences": with_reference(GSPO)._
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_no_gradient_or_metric_depends_on_forced_actions(name):
     free = env._replace(action_mask=None)  # else the policy has one action and no gradient
-    config = Config(
-        environment=free, algorithm=ALGORITHMS[name], num_envs=4, group_size=2, num_minibatches=1, network=MLP((4,))
-    )
+    config = Config(free, ALGORITHMS[name], num_envs=4, group_size=2, num_minibatches=1, network=MLP((4,)))
     hyperparams = Hyperparams(kl_coef=0.3, entropy_coef=0.1)
 
     @jax.jit

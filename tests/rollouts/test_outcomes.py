@@ -124,9 +124,7 @@ def test_the_host_is_called_once_for_the_rollouts_of_all_rows():
 
 def test_an_algorithm_sees_the_parts_of_the_steps_and_then_those_of_the_outcome():
     advantage = outcome(decoupled_normalized, reward_part_scores, reward_part_weights)
-    config = Config(
-        environment=rewarded._replace(step=with_step_parts), algorithm=GRPO._replace(advantage=advantage), **SMALL
-    )
+    config = Config(rewarded._replace(step=with_step_parts), GRPO._replace(advantage=advantage), **SMALL)
     start = standing(config.env, known_policy, jax.random.key(0), ages=[0], lifetimes=[2])
     simulator = Simulator(config.env, known_policy, known_params((0.0, 0.0)))
     unroll = jax.jit(functools.partial(simulator.unroll, num_steps=2, auto_reset=False))

@@ -138,9 +138,7 @@ def test_start_states_have_the_distribution_of_reset_and_none_comes_twice(long):
 @pytest.mark.parametrize("generator", ["threefry2x32", pytest.param("rbg", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("start", [CONTINUE, ANCHORED], ids=["continued", "anchored"])
 def test_short_episodes_are_no_more_frequent_than_their_starts(start, generator):
-    config = Config(
-        environment=OneOrThirty(), algorithm=PPO._replace(start=start), num_envs=64, group_size=1, network=MLP((2,))
-    )
+    config = Config(OneOrThirty(), PPO._replace(start=start), num_envs=64, group_size=1, network=MLP((2,)))
     state = begin(config)
     simulator = Simulator(config.env, config.policy, state.params)
 

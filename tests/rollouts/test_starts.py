@@ -72,9 +72,7 @@ def test_a_custom_start_chooses_where_groups_begin():
     sizes = {"num_envs": 6, "group_size": 3, "num_steps": 20, "num_minibatches": 1, "network": MLP((4,))}
     algorithm = GRPO_RETURN_TO_GO._replace(start=Start(longest_episode))
     config = Config(environment="CartPole-v1", algorithm=algorithm, **sizes)
-    again = Config(
-        environment="CartPole-v1", algorithm=algorithm._replace(start=Start(longest_episode, keep_begin)), **sizes
-    )
+    again = Config("CartPole-v1", algorithm._replace(start=Start(longest_episode, keep_begin)), **sizes)
 
     @jax.jit
     def two_rollouts(key):

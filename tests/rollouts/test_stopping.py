@@ -80,9 +80,7 @@ def test_attention_to_the_part_of_the_cache_that_can_be_filled_changes_nothing(p
     monkeypatch.setattr(scan, "MAX_BLOCK", 2)  # short completions are one block, and have one stage
     small = Transformer(width=8, num_heads=2, num_layers=1)
     algorithm = PPO._replace(start=FRESH)
-    config = Config(
-        environment=copy_task(), algorithm=algorithm, num_envs=4, group_size=2, num_minibatches=2, network=small
-    )
+    config = Config(copy_task(), algorithm, num_envs=4, group_size=2, num_minibatches=2, network=small)
     init = jax.jit(lambda key: jax.tree.map(lambda leaf: leaf + 0.1, config.policy.init(key)))  # no value is 0
     params, lengths = init(jax.random.key(0)), []
 

@@ -8,7 +8,7 @@ import pytest
 from probes import bits
 
 import grpo_jax
-from grpo_jax import Config, Hyperparams, plot, run, sweep
+from grpo_jax import Config, Hyperparams, Recording, plot, run, sweep
 from grpo_jax.commands import sweep as command
 from grpo_jax.commands.harness.flags import RunFlags, parse
 from grpo_jax.errors import ConfigError
@@ -55,6 +55,12 @@ def test_each_setting_has_its_result(found):
     assert found.by_setting[setting.setting].metrics[RETURN].shape == (3, 3)
     table = pytest.importorskip("pandas") and found.to_dataframe()
     assert [*table.columns[:4]] == ["learning_rate", "seed", "iteration", "environment_steps"] and len(table) == 18
+
+
+def test_a_sweep_may_keep_no_policies(found, tmp_path):
+    recording, config = Recording(tmp_path, policies=False, checkpoint_every=0), found.settings[0].config
+    options = {"num_seeds": 3, "hyperparams": BASE.hyperparams, "console": False}
+    assert len(sweep(config, {"learning_rate": RATES, "clip_high": 0.3}, out=recording, **options).ranking) == 2
 
 
 @pytest.mark.slow

@@ -39,9 +39,7 @@ FIELDS = {
 OPTIMIZER = {"adamw": {"weight_decay": 0.5}}
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "grpo" else pytest.param(name, marks=pytest.mark.slow) for name in FIELDS]
-)
+@pytest.mark.parametrize("name", [x if x == "grpo" else pytest.param(x, marks=pytest.mark.slow) for x in FIELDS])
 def test_plans_agree(name):
     """Two train steps with the plan of a GPU, in which every layout differs, and with that of a CPU."""
     results = []
@@ -73,10 +71,8 @@ def test_a_plan_is_found_by_name_or_backend_and_checked():
 
 def test_the_plan_names_every_file_that_chooses_by_platform():
     package = Path(execution_plan.__file__).parents[1]
-    choosing = re.compile(r"platform_dependent\(|optimization_barrier\(|devices.*\.platform ==")
-    files = {
-        path.relative_to(package).as_posix() for path in package.rglob("*.py") if choosing.search(path.read_text())
-    }
+    chooses = re.compile(r"platform_dependent\(|optimization_barrier\(|devices.*\.platform ==")
+    files = {path.relative_to(package).as_posix() for path in package.rglob("*.py") if chooses.search(path.read_text())}
     assert files <= set(re.findall(r"`([\w/]+\.py)`", execution_plan.__doc__))
 
 

@@ -232,9 +232,7 @@ def test_without_a_live_group_the_parameters_stay_bitwise():
     step = jax.jit(make_train_step(config))
     state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams(kl_coef=1.0))
     moved = jax.tree.map(lambda leaf: leaf + 0.1, state.params)
-    momentum = jax.tree.map(
-        lambda leaf: leaf + 0.1 if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, state.opt_state
-    )
+    momentum = jax.tree.map(lambda x: x + 0.1 if jnp.issubdtype(x.dtype, jnp.floating) else x, state.opt_state)
     after, metrics = step(state.replace(params=moved, opt_state=momentum))
     assert metrics["group/zero_variance_fraction"] == 1
     assert bits(after.params) == bits(moved)

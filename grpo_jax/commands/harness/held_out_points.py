@@ -7,12 +7,29 @@ from typing import Any
 
 import numpy as np
 
+from grpo_jax.errors import ConfigError
 from grpo_jax.recording.figures import draw_curve, panels
+from grpo_jax.recording.files import read_as
 from grpo_jax.recording.statistics import Curve, bootstrap_interval, describe_seeds, iqm
+from grpo_jax.types import by_path
 
 Point = Mapping[str, Any]
 """A measurement: `iteration`, and for each seed `tokens`, `rewards` with `errors` and `greedy` by name, `length`,
 `pass_at_k`."""
+
+
+def read_points(path: Path, names: Sequence[str], ks: Sequence[int], num_seeds: int) -> list[Point]:
+    """The measurements in a file, none without it; ConfigError if they are not of these rewards, k and seeds."""
+    points, seeds = read_as(path, list[dict[str, Any]]) if path.exists() else [], np.zeros(num_seeds).tolist()
+    like = {"iteration": 0, "pass_at_k": dict.fromkeys(map(str, ks), seeds)}
+    like |= dict.fromkeys(("rewards", "errors", "greedy"), dict.fromkeys(names, seeds))
+    like |= dict.fromkeys(("tokens", "length", "cut", "all_equal"), seeds)
+    for point in points:
+        found = {name for name, value in by_path(point).items() if type(value) in (int, float)}
+        if others := ", ".join(sorted(found ^ by_path(like).keys())):
+            advice = "resume with the --reward, --num-seeds and --num-samples of before; a damaged file, move away"
+            raise ConfigError(f"{path} lacks numbers of this run, or has others: {others:.200}; {advice}")
+    return points
 
 
 def advise(first: Point, reward: str, differ: bool) -> str:

@@ -16,13 +16,13 @@ from rich.console import Console
 
 from grpo_jax import TrainState
 from grpo_jax.commands.harness.figures import print_table
-from grpo_jax.commands.harness.held_out_points import advise, before_and_after, diagnose, draw_points
+from grpo_jax.commands.harness.held_out_points import advise, before_and_after, diagnose, draw_points, read_points
 from grpo_jax.config import behaviour_policy, kept_with
 from grpo_jax.environments.tokens import PAD
 from grpo_jax.evaluation.generation import Sampling, generate
 from grpo_jax.language import CompletionFile, LanguageTask
 from grpo_jax.language.rewards import text_of
-from grpo_jax.recording.files import add_lines, read_as, write_json
+from grpo_jax.recording.files import add_lines, write_json
 from grpo_jax.recording.run_folder import StopSignal
 from grpo_jax.recording.statistics import pass_at_k
 from grpo_jax.recording.trackers import log_table
@@ -76,15 +76,17 @@ class HeldOutCurves:
     ):
         self.task, self.plan, self.folder, self.console, self.arguments = task, plan, folder, console, arguments
         self._path, self._samples, self._received = folder / "held_out.json", folder / "samples.jsonl", received
-        self.points = read_as(self._path, list[dict[str, Any]]) if self._path.exists() else []
         held_out = np.arange(task.num_training, len(task.tokens))
         self._prompts = np.random.default_rng(0).permutation(held_out)[: arguments.num_held_out]
+        self._texts = [text_of(task.all_prompts.contents[index]) for index in self._prompts]
         self._every = measurement_interval(arguments, plan.hyperparams.num_iterations, len(self._prompts))
         kept = arguments.keep_completions
         count = None if kept == "all" else kept * plan.config.group_size
         self._completions = CompletionFile(folder / "completions.jsonl", task, count)
         self._verdict, self.states = None, None
         self._names = [reward.name for reward in task.rewards]
+        self._ks = [k for k in (1, 2, 4, 8, 16, 32, 64) if k <= arguments.num_samples]
+        self.points = read_points(self._path, self._names, self._ks, len(plan.keys))
 
     def __call__(self, progress: Progress, chunk: Chunk | None) -> Progress | None:
         """Adds a point if it is time for one; the callback of `Study.train`."""
@@ -150,7 +152,6 @@ class HeldOutCurves:
         completions, values, rewarded = (each[:, :, :-1] for each in (completions, values, rewarded))
         means = values.sum(2, where=rewarded) / np.maximum(rewarded.sum(2), 1)  # of each prompt
         correct = values[..., 0] >= self.arguments.correct_at
-        ks = [k for k in (1, 2, 4, 8, 16, 32, 64) if k <= correct.shape[-1]]
         self.points.append(
             {
                 "iteration": iteration,
@@ -161,7 +162,7 @@ class HeldOutCurves:
                 "length": (completions >= 0).sum(-1).mean((1, 2)).tolist(),
                 "cut": cut[:, :, :-1].mean((1, 2)).tolist(),
                 "all_equal": (values[..., 0] == values[..., :1, 0]).all(-1).mean(1).tolist(),
-                "pass_at_k": {str(k): np.asarray(pass_at_k(correct, k)).tolist() for k in ks},
+                "pass_at_k": {str(k): np.asarray(pass_at_k(correct, k)).tolist() for k in self._ks},
             }
         )
         write_json(self._path, self.points)
@@ -176,13 +177,9 @@ class HeldOutCurves:
         """`[R, rewards]` by the names of the rewards."""
         return dict(zip(self._names, means.T.tolist(), strict=True))
 
-    def _texts(self) -> list[str]:
-        """The prompts, of chats the last message."""
-        return [text_of(self.task.all_prompts.contents[index]) for index in self._prompts]
-
     def _write_samples(self, iteration: int, completions: np.ndarray, answers: np.ndarray, values: np.ndarray) -> None:
         """Writes a line for each seed and prompt, in place of those of a run that a resumed one repeats."""
-        lines, texts = [], self._texts()
+        lines, texts = [], self._texts
         for seed, prompt in np.ndindex(completions.shape[:2]):
             made, given = completions[seed, prompt], answers[seed, prompt]
             *sampled, greedy = self.task.texts(np.full(len(made), self._prompts[prompt]), made, given)
@@ -201,7 +198,7 @@ class HeldOutCurves:
             self.console.print(verdict, soft_wrap=True)
         about = f"{passes}; {np.mean(point['length']):.1f} tokens, {np.mean(point['cut']):.0%} cut at the limit"
         self.console.print(f"Held-out prompts after {iteration} iterations: {means}; {about}", soft_wrap=True)
-        prompts = without_shared_beginning(self._texts())
+        prompts = without_shared_beginning(self._texts)
         rows = [[*pair, *parts] for *pair, parts in zip(prompts, texts, values.tolist(), strict=True)]
         for prompt, text, *parts in rows[:NUM_SHOWN]:
             scores = ", ".join(f"{name} {value:g}" for name, value in zip(names, parts, strict=True))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from grpo_jax import Config, TrainState
 from grpo_jax.commands.harness.command import DeviceArguments, make_console, mesh_sizes, new_folder
 from grpo_jax.commands.harness.figures import Form, print_table, table
 from grpo_jax.commands.harness.limits import Count, Seed, Seeds
+from grpo_jax.commands.harness.parsing import invocation
 from grpo_jax.devices.mesh import make_mesh
 from grpo_jax.errors import ConfigError
+from grpo_jax.recording.config_file import FIELDS, NotTrustedError, config_fields, from_json
 from grpo_jax.recording.figures import plot_settings
 from grpo_jax.recording.policy_saver import FOLDER as POLICIES
 from grpo_jax.recording.run_folder import Recording
@@ -132,7 +135,7 @@ class CommandStudy(study.Study):
             print_table(self.console, table(runs), self._arguments.format, title=environment)
         seeds = f"{self._score.caption}; {describe_seeds(self._arguments.num_seeds)}"
         self.console.print(f"Final {env.words[0]}: {seeds}.", soft_wrap=True)
-        print_files(self.console, self.out, "summary.json", "metrics.jsonl", "learning_curves.png")
+        print_files(self.console, self.out, self.runs[0].config, "summary.json", "metrics.jsonl", "learning_curves.png")
 
 
 def study_options(name: str, arguments: StudyArguments) -> dict[str, Any]:
@@ -141,19 +144,23 @@ def study_options(name: str, arguments: StudyArguments) -> dict[str, Any]:
     if arguments.recording.resume and out is None:
         raise ConfigError("--resume needs the folder of the run; name it with --out")
     arguments.recording.check()
-    options = {
+    keep_programs()  # also for a warm start, before the run
+    return {
         "recording": dataclasses.replace(arguments.recording, out=out or new_folder(name)),
         "evaluate": arguments.evaluation.make(),
         "mesh": make_mesh(**mesh_sizes(sizes, "--mesh")) if sizes else None,
         "console": make_console(quiet=not is_process_zero(), stderr=arguments.format != "table"),
         "score": sampled_return(arguments.evaluation.num_final),
     }
-    keep_programs()  # also for a warm start, before the run
-    return options
 
 
-def print_files(console: Console, out: Path, *names: str) -> None:
-    """Prints the names of the files of results, and the size of the policies."""
+def print_files(console: Console, out: Path, config: Config, *names: str) -> None:
+    """Prints the names of the files of results, the size of the policies, and what to type if these need own code."""
     size = sum(path.stat().st_size for path in (out / POLICIES).rglob("*.npz"))
     policies = [f"policies ({decimal(size)})"] if size else []
     console.print(f"Results in {out}: {', '.join([*names, *policies])}", soft_wrap=True)
+    try:
+        from_json(out, config_fields(config)[0] if size else {}, FIELDS, "Config")
+    except NotTrustedError:
+        again = f"{invocation('evaluate')} {shlex.quote(str(out))} --trust"
+        console.print(f"The policies need code of yours, which is imported only on request: {again}", soft_wrap=True)
