@@ -142,7 +142,7 @@ def test_a_mistake_leaves_no_folder(tmp_path):
         ({"checkpoint_every": 0, "resume": True}, "needs checkpoints, and checkpoint_every=0 makes none"),
         ({"hyperparams": Hyperparams(total_steps=3.0)}, "does not allow one iteration"),
         ({"evaluations": 3}, "unknown argument 'evaluations'.*evaluate"),
-        ({"keys": [*KEYS]}, "keys must be an array"),
+        ({"keys": [*KEYS]}, "keys must be one key for each row"),
         *(({"keys": wrong}, "one for each row|for each key") for wrong in (KEYS[0], KEYS[:, None], KEYS[:0])),
     ):
         with pytest.raises(ConfigError, match=message):
