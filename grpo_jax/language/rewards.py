@@ -22,6 +22,7 @@ from grpo_jax.language.folder import as_config_error
 from grpo_jax.language.prompts import RESERVED
 
 EXAMPLE = "def reward(prompts, completions, **fields): return [0.0 for completion in completions]"
+LARGEST = 1e15  # the most that a reward may be: float32 holds its square, of which a deviation is made
 ADVICE = "let it return a number for every completion, such as 0 for one that it cannot judge"
 OF_TRL = {
     "trainer_state": "ask for iteration, how many were made before, in place of trainer_state.global_step",
@@ -206,9 +207,9 @@ def _checked(name: str, values: Any, texts: list) -> list[Payments | None]:
     for paid, value, text in zip(payments, found, texts, strict=True):
         if not all(math.isfinite(number) and (end is None or 0 < end <= len(text)) for end, number in paid or ()):
             raise RewardError(
-                f"the reward {name!r} returned {value!r:.200} for the completion {text!r:.200}; return a finite number "
-                "for every completion, None where it does not apply, or a list of (position, number), one for each "
-                f"step: its position is the number of characters up to its end, from 1 to {len(text)}"
+                f"the reward {name!r} returned {value!r:.200} for the completion {text!r:.200}; return a number up to "
+                f"{LARGEST} for every completion, None where it does not apply, or a list of (position, number), one "
+                f"for each step: its position is the number of characters up to its end, from 1 to {len(text)}"
             )
     return payments
 
@@ -233,11 +234,10 @@ def _payments(value: Any) -> Payments:
 
 
 def _number(value: Any) -> float:
-    """The number, or that in an array without axes; NaN for anything else, or beyond the range of float32."""
+    """The number, or that in an array without axes; NaN for anything else, or beyond `LARGEST`."""
     is_number = isinstance(value, Real | Decimal) or getattr(value, "shape", None) == ()
     is_other = getattr(getattr(value, "dtype", None), "kind", "f") in "cmMSU" or value is np.ma.masked
-    try:
-        number = float(value) if is_number and not is_other else math.nan
-    except (TypeError, ValueError, OverflowError):
-        return math.nan
-    return number if abs(number) <= float(np.finfo(np.float32).max) else math.nan
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        if is_number and not is_other and abs(number := float(value)) <= LARGEST:
+            return number
+    return math.nan
