@@ -1,6 +1,5 @@
 """What the tests share: compiled programs kept on disk, and two small runs."""
 
-import functools
 import gc
 import os
 from collections.abc import Callable
@@ -8,7 +7,7 @@ from typing import NamedTuple
 
 import jax
 import pytest
-from compilation import CHEAP_XLA_FLAGS, USERS, soon_orthogonal
+from compilation import CHEAP_XLA_FLAGS, USERS, in_one_context, soon_orthogonal
 from jax._src.interpreters import mlir
 
 from experiments.compiled_programs import choose_backend
@@ -22,7 +21,7 @@ def pytest_configure(config):
     """Two devices, so that rows can be split; cheap compilation, as `compilation.py` says."""
     if config.option.markexpr == "not slow":
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {CHEAP_XLA_FLAGS}"
-    mlir.make_ir_context = functools.cache(mlir.make_ir_context)
+    mlir.make_ir_context = in_one_context(mlir.make_ir_context)
     jax.config.update("jax_num_cpu_devices", 2)
     if hasattr(config, "cache"):  # not with -p no:cacheprovider
         jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("compiled")))
