@@ -210,9 +210,7 @@ def plot(results: list[dict], path: Path) -> None:
     names = [name for name in IMPLEMENTATIONS if name in {row["implementation"] for row in results}]
     with panels(path, len(environments), size=(5.6, 4.2)) as (_, axes):
         for environment, axis in zip(environments, axes, strict=True):
-            here = sorted(
-                (row for row in results if row["environment"] == environment), key=lambda row: row["num_envs"]
-            )
+            here = sorted((x for x in results if x["environment"] == environment), key=lambda row: row["num_envs"])
             for i, name in enumerate(names):
                 rows = [row for row in here if row["implementation"] == name]
                 x, middle, low, high = (

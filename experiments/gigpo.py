@@ -60,7 +60,7 @@ class Arguments:
 
 def main(arguments: Arguments) -> None:
     console = make_console()
-    results = read_results(arguments.out)
+    results = read_results(arguments.out, arguments)
     for name in chosen(TASKS, arguments.tasks, "task"):
         if name not in results:
             console.print(f"training on {name}")

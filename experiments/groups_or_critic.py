@@ -115,7 +115,7 @@ class Arguments:
 
 def main(arguments: Arguments) -> None:
     console = make_console()
-    results = read_results(arguments.out)
+    results = read_results(arguments.out, arguments)
     results.pop(SECONDS, None)
     rows, names = chosen(dict.fromkeys(ROWS), arguments.rows, "row"), chosen(METHODS, arguments.methods, "method")
     programs = [(task, method) for task in TASKS for method in names if method in task.methods]

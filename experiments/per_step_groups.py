@@ -83,7 +83,7 @@ class Arguments:
 
 def main(arguments: Arguments) -> None:
     console = make_console()
-    results = read_results(arguments.out)
+    results = read_results(arguments.out, arguments)
     methods = chosen(METHODS, arguments.methods, "method")
     cells = [(task, method) for task in arguments.tasks for method in methods]
     for task, method in track(cells, "training", console=console):

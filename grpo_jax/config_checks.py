@@ -174,10 +174,8 @@ def _minibatches(config: Any) -> Rules:
         f"num_microbatches={parts}, but a slot of the algorithm compares the samples of a minibatch with each other; "
         "leave it out",
     )
-    yield (
-        size % parts,
-        f"a minibatch of {size} is not divisible by num_microbatches={parts}; use None to have it chosen",
-    )
+    unit = "group(s)" if members > 1 else "sequence(s)" if sequences else "sample(s)"
+    yield size % parts, f"a minibatch of {size} {unit} is not divisible by num_microbatches={parts}; leave it out"
 
 
 def _groups(config: Any) -> Rules:

@@ -9,7 +9,7 @@ import numpy as np
 
 from grpo_jax.commands.harness.figures import markdown_table
 from grpo_jax.errors import ConfigError, nearest
-from grpo_jax.recording.files import write_json
+from grpo_jax.recording.files import read_object, write_json
 from grpo_jax.recording.statistics import describe_estimate, estimate
 
 SUMMARY, TABLE = "summary.json", "table.md"
@@ -23,8 +23,8 @@ def chosen(known: Mapping[str, Any], names: Sequence[str], kind: str) -> dict[st
     return {name: known[name] for name in names or known}
 
 
-def read_results(out: Path) -> dict[str, dict]:
-    """The results in a folder, by environment; raises ConfigError if its summary.json is of something else."""
+def read_results(out: Path, arguments: Any = None) -> dict[str, dict]:
+    """The results in a folder, by environment; ConfigError if they are of something else, or other numbers of flags."""
     summary = out / SUMMARY
     try:
         results = json.loads(summary.read_text()) if summary.exists() else {}
@@ -32,6 +32,12 @@ def read_results(out: Path) -> dict[str, dict]:
         raise ConfigError(f"{summary} cannot be read: {error}; remove it, or give another --out") from error
     if not (isinstance(results, dict) and all(isinstance(entry, dict) for entry in results.values())):
         raise ConfigError(f"{summary} has no results by environment; give another --out")
+    if arguments is not None:
+        numbers = {name: value for name, value in vars(arguments).items() if isinstance(value, int | float)}
+        made = out / "flags.json"
+        if results and made.exists() and (before := read_object(made)) != numbers:
+            raise ConfigError(f"{out} has results with {before}, not {numbers}; use these flags, or another --out")
+        write_json(made, numbers)
     return results
 
 

@@ -109,11 +109,7 @@ def make_cases(
 
 
 def make_case(
-    name: str,
-    implementation: Implementation,
-    key: jax.Array,
-    num_samples: int,
-    flops: float = np.nan,
+    name: str, implementation: Implementation, key: jax.Array, num_samples: int, flops: float = np.nan
 ) -> Case:
     """The train steps of an implementation from the state of `key`, or of keys, compiled."""
     state = jax.tree.map(strong, jax.jit(implementation.init)(key))

@@ -54,8 +54,7 @@ def curves(folder, *, received=(), checkpoint_every=None, stop_at_reward=None, *
 
 
 def progress(iteration, *, ended=False):
-    begun = initial_progress(None, 2)
-    ended_by = np.full(2, "total_steps" if ended else "")
+    begun, ended_by = initial_progress(None, 2), np.full(2, "total_steps" if ended else "")
     return begun._replace(iteration=iteration, steps=begun.steps + 100 * iteration, ended_by=ended_by)
 
 

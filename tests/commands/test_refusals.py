@@ -34,8 +34,7 @@ SAVED = ("--checkpoint-every", "2")
 @pytest.fixture(scope="module")
 def saved_run(tmp_path_factory):
     """A folder as a killed run leaves it, of a state that nobody needs to compute."""
-    out = tmp_path_factory.mktemp("saved") / "out"
-    parsed = train.parse(train.Arguments, TINY)
+    out, parsed = tmp_path_factory.mktemp("saved") / "out", train.parse(train.Arguments, TINY)
     keys = jax.random.split(jax.random.split(jax.random.key(0))[0], 1)
     plan = RunSpec("ppo", parsed.config, parsed.hyperparams, keys)
     with Checkpoints(out / "checkpoints" / plan.setting.folder, describe_run(plan)) as checkpoints:

@@ -115,7 +115,7 @@ MISTAKES = {
     "windows without overlong episodes": ({"algorithm": PPO._replace(filter_overlong=True)}, r"\(start=FRESH\)"),
     "an unknown part": (of_parts(("positions",)), r"must be a tuple of keys .* which has \('position',"),
     "a key in place of keys": (of_parts("position"), r"actor_observation='position' must be a tuple of keys"),
-    "no critic that sees more": (of_parts(("position",), "grpo"), "no critic that sees the rest; leave it out"),
+    "no critic that sees more": (of_parts(("position",), "grpo"), "needs a critic that sees all; leave it out"),
     "split groups": (
         {"algorithm": "tpo"},
         "whole groups, which group_surrogate compares.* = 2 .*use num_minibatches=2",

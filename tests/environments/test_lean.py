@@ -58,9 +58,7 @@ def in_turn(function):
 
 
 def assert_same_play(gymnax_env, ours, params, num_envs, num_steps, rounds=1, mapped=jax.vmap):
-    exactly, leanly = (
-        jax.jit(mapped(lambda key, env=env: play(env, params, key, num_steps))) for env in (gymnax_env, ours)
-    )
+    exactly, leanly = (jax.jit(mapped(lambda key, e=e: play(e, params, key, num_steps))) for e in (gymnax_env, ours))
     for key in jax.random.split(jax.random.key(1), rounds):  # one after the other: observations take much memory
         keys = jax.random.split(key, num_envs)
         exact, same = exactly(keys), leanly(keys)

@@ -3,8 +3,10 @@ import types
 import numpy as np
 import pytest
 
-from experiments.per_step_groups import per_step_normalized
+from experiments.harness.summaries import read_results, write_results
+from experiments.per_step_groups import Arguments, per_step_normalized
 from grpo_jax import Hyperparams
+from grpo_jax.errors import ConfigError
 
 T, GROUPS, MEMBERS = 7, 3, 5
 
@@ -31,3 +33,11 @@ def test_returns_to_go_are_compared_at_each_step(scale):
     expected[:, 0] = 0
     assert (expected[3:, 1] == 0).all() and not np.asarray(actual).reshape(T, GROUPS, MEMBERS)[:, 0].any()
     np.testing.assert_allclose(actual, expected.reshape(T, -1), rtol=1e-4, atol=1e-5)
+
+
+def test_results_of_another_budget_are_not_added_to(tmp_path):
+    for _ in range(2):
+        read_results(tmp_path, Arguments())
+        write_results({"Pendulum-v1": {}}, tmp_path, [], lambda name, entry: [])
+    with pytest.raises(ConfigError, match="has results with .*'total_steps': 200000, .* not .*'total_steps': 100"):
+        read_results(tmp_path, Arguments(total_steps=100))

@@ -84,8 +84,7 @@ def test_a_prompt_and_its_completion_are_the_text_of_their_tokens():
 
 
 def test_rewards_get_the_first_space(tmp_path):
-    architecture = Transformer(num_layers=1, width=16)
-    end = {"end_token": "</s>", "context": 64}
+    architecture, end = Transformer(num_layers=1, width=16), {"end_token": "</s>", "context": 64}
     save_model(tmp_path / "m", architecture, make_params(architecture, 268), metaspace(), **end)
     seen, rows, tokens = [], [{"prompt": "2 + 3 ="}] * 2, np.array([[9, 1], [10, 1]])
     reward = Reward("seen", lambda completions: seen.extend(completions) or [0.0] * len(completions))

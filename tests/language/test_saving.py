@@ -148,9 +148,7 @@ def test_a_saved_folder_is_the_one_that_was_loaded(tmp_path, model_type, monkeyp
     shard(monkeypatch)
     save_trained(folder, model, rounded)
     index = json.loads((folder / "model.safetensors.index.json").read_text())
-    sizes = {
-        name: sum(each.nbytes for each in load_file(folder / name).values()) for name in index["weight_map"].values()
-    }
+    sizes = {name: sum(x.nbytes for x in load_file(folder / name).values()) for name in index["weight_map"].values()}
     assert {path.name for path in folder.glob("*.safetensors")} == sizes.keys() and len(sizes) > 1
     assert max(sizes.values()) <= 20_000 and sum(sizes.values()) == index["metadata"]["total_size"]
     assert are_equal(load_params(folder), rounded), "in place of a single file"

@@ -117,8 +117,7 @@ def test_answers_are_played_into_completions(model):
     prompts, sampling = jnp.array([[3, 4]]), Sampling(4, limit, tuple(range(100)))
     first = generate(policy, params, prompts, key, sampling)
     row = int(np.argmin(np.asarray(first.lengths[0])))
-    end = int(first.lengths[0, row])
-    answers = np.full((1, 4, limit), PAD, np.int32)
+    end, answers = int(first.lengths[0, row]), np.full((1, 4, limit), PAD, np.int32)
     answers[0, row, end : end + len(reply)] = reply
     second = generate(policy, params, prompts, key, sampling._replace(answers=answers))
     np.testing.assert_array_equal(np.delete(second.tokens[0], row, 0), np.delete(first.tokens[0], row, 0))

@@ -86,9 +86,7 @@ def test_a_train_step_has_state_for_adapters_only_and_changes_nothing_else():
     before, after = flatten_dict(start.params), flatten_dict(state.params)
     changed = {path[-1] for path in before if bits(before[path]) != bits(after[path])}
     assert changed == {"lora_a", "lora_b"}
-    assert {leaf.dtype.name for path, leaf in after.items() if path[-1] in ("kernel", "bias", "embedding")} == {
-        "bfloat16"
-    }
+    assert {x.dtype.name for path, x in after.items() if path[-1] in ("kernel", "bias", "embedding")} == {"bfloat16"}
     assert metrics["optim/grad_norm"] > 0
 
 

@@ -68,8 +68,7 @@ def test_what_is_read_is_what_was_saved(tmp_path):
 
 def test_what_was_given_is_not_saved_until_it_changes(tmp_path):
     kernel = np.random.default_rng(0).normal(size=(3, 300, 300)).astype(np.float32)  # 1.08 MB
-    checksums = {"params/kernel": zlib.crc32(kernel)}
-    sizes = []
+    checksums, sizes = {"params/kernel": zlib.crc32(kernel)}, []
     for iteration, scale in enumerate((1, 2)):
         states = state() | {"params": {"kernel": jnp.asarray(kernel * scale), "bias": jnp.zeros((3, 2))}}
         with Checkpoints(tmp_path, DESCRIPTION, given=checksums) as checkpoints:

@@ -231,7 +231,6 @@ def test_arrays_are_parameters_of_environments():
 def test_a_policy_with_arrays_as_parameters_acts(tmp_path):
     given = {"goal": (1.0, 2.0), "weights": np.eye(2, dtype=np.float32)}
     config = Config(environment=f"{__name__}:make_goal", env_params=given, **SIZES)
-    states = save_policies(tmp_path, config)
-    policy = grpo_jax.load(tmp_path, row=0, trust=True)
+    states, policy = save_policies(tmp_path, config), grpo_jax.load(tmp_path, row=0, trust=True)
     assert policy.config == config and bits(policy.params) == bits(jax.tree.map(lambda leaf: leaf[0], states.params))
     assert policy.act(np.zeros(6)) in (0, 1)

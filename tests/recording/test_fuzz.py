@@ -52,8 +52,7 @@ def damaged_json(value, draw: random.Random):
     """Another value, or one of its parts is removed, renamed or damaged."""
     if not value or not isinstance(value, dict | list) or draw.random() < 0.15:
         return draw.choice(JUNK)
-    key = draw.choice([*value] if isinstance(value, dict) else range(len(value)))
-    value = value.copy()
+    key, value = draw.choice([*value] if isinstance(value, dict) else range(len(value))), value.copy()
     if draw.random() < 0.2:
         found = value.pop(key)
         if isinstance(value, dict) and draw.random() < 0.5:

@@ -104,8 +104,7 @@ def test_another_run_starts_from_them(saved):
 
 
 def test_one_line_acts(saved):
-    policy = grpo_jax.load(saved[0])
-    observations = np.random.default_rng(0).uniform(size=(20, 10, 5))
+    policy, observations = grpo_jax.load(saved[0]), np.random.default_rng(0).uniform(size=(20, 10, 5))
     greedy = policy.act(observations)
     assert greedy.shape == (20,) and policy.act(observations[0]) == greedy[0] and len(set(greedy.tolist())) > 1
     assert (policy.act(observations, jax.random.key(0)) != greedy).any()

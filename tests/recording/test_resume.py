@@ -158,8 +158,7 @@ def assert_close(one, other, first):
 )
 def test_killed_at_random_moments(kind, num_kills, uninterrupted, environment, tmp_path):
     expected = uninterrupted(kind)
-    out = tmp_path / "out"
-    moments = random.Random(0)
+    out, moments = tmp_path / "out", random.Random(0)
     kills, saving, resumed_from = 0, 0, []
     while kills < num_kills:
         unfinished = set(out.glob("checkpoints/*/*tmp*"))
@@ -187,8 +186,7 @@ def test_killed_at_random_moments(kind, num_kills, uninterrupted, environment, t
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_loses_no_iteration(number, uninterrupted, environment, tmp_path):
-    expected = uninterrupted("ppo")
-    out = tmp_path / "out"
+    expected, out = uninterrupted("ppo"), tmp_path / "out"
     process = begin("ppo", out, environment)
     wait_for(lambda: num_recorded(out) > 0, process)
     time.sleep(0.1)

@@ -40,8 +40,7 @@ def test_bootstrap_intervals():
 
 
 def test_learning_curve_interpolates_each_seed_on_its_own_steps():
-    steps = [[10, 20], [20, 40], [30, 60]]
-    returns = [[0.0, 10.0], [10.0, 30.0], [20.0, 50.0]]
+    steps, returns = [[10, 20], [20, 40], [30, 60]], [[0.0, 10.0], [10.0, 30.0], [20.0, 50.0]]
     curve = learning_curve(steps, returns, num_points=6)
     np.testing.assert_array_equal(curve.steps, [10, 20, 30, 40, 50, 60])
     # Seed 0 reads 0 10 20 and then holds 20; seed 1 holds 10, then 10 20 30 40 50.

@@ -76,8 +76,7 @@ def test_a_record_is_read_and_cut_whatever_a_killed_process_left(tmp_path):
         for run in runs
         for i in range(3)
     ]
-    path = tmp_path / "metrics.jsonl"
-    whole = "".join(json.dumps(line) + "\n" for line in lines)
+    path, whole = tmp_path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines)
     path.write_text(whole + '{"run": "b", "iteration": 3, "environ')
     chunk = read_metrics(tmp_path)[other]
     assert chunk.steps.tolist() == [[0, 5], [10, 5], [20, 5]]

@@ -98,8 +98,7 @@ def test_only_tokens_of_the_policy_are_learnt():
     """The mean of -log p over the tokens before the end that the task does not write, as computed by NumPy."""
     rng, completions = np.random.default_rng(0), np.array([[2, 0, 1], [1, -1, -1]])
     logits = rng.normal(size=(3, 2, 3)).astype(np.float32)
-    log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-    seen = []
+    log_probs, seen = logits - np.log(np.exp(logits).sum(-1, keepdims=True)), []
 
     def sequence(params, observation, carry, is_first):
         seen.append((observation, carry, is_first))

@@ -86,8 +86,7 @@ def test_settings_are_ranked_by_their_means():
 
 
 def test_policies_are_those_of_the_best_setting(found):
-    best = found.ranking[0]
-    policies = found.load()
+    best, policies = found.ranking[0], found.load()
     assert len(policies) == 3 and np.all(policies.hyperparams.learning_rate == np.float32(best.values["learning_rate"]))
     assert found.load(seed=1).row == 1 and found.load({"learning_rate": 0.001}).hyperparams.learning_rate[0] == 1e-3
     policy = grpo_jax.load(found.out)

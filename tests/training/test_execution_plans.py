@@ -1,8 +1,10 @@
 """Every execution plan gives the same numbers, to rounding."""
 
+import contextlib
 import dataclasses
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -67,6 +69,16 @@ def test_a_plan_is_found_by_name_or_backend_and_checked():
         Config(execution_plan="gpuu")
     with pytest.raises(ConfigError, match="unknown execution_plan {'value_passes': 1}: known: auto, cpu"):
         Config(execution_plan={"value_passes": 1})
+
+
+@pytest.mark.parametrize("capability, plan", [("9.0", HOPPER), ("10.0", GPU), ("gfx942", GPU)])
+def test_hopper_is_known_by_its_compute_capability(capability, plan, monkeypatch):
+    device = SimpleNamespace(compute_capability=capability, device_kind="a device")
+    for name, value in {"default_backend": lambda: "gpu", "devices": lambda: [device], "__version__": "0.11"}.items():
+        monkeypatch.setattr(jax, name, value)
+    assert resolve_plan("auto") == plan
+    with contextlib.nullcontext() if plan is HOPPER else pytest.raises(ConfigError, match="this is a device; use"):
+        assert resolve_plan("hopper") is HOPPER
 
 
 def test_the_plan_names_every_file_that_chooses_by_platform():

@@ -129,8 +129,7 @@ def test_forks_count_their_lead_and_the_trunk_goes_on(vine):
 
 
 def test_the_trunk_moves_by_the_lead():
-    start = forked(3)
-    env = make_environment(Probe(), {"max_steps_in_episode": 50})
+    start, env = forked(3), make_environment(Probe(), {"max_steps_in_episode": 50})
     simulator = Simulator(env, known_policy, known_params((0.0, 0.0)), discount=0.5)
     state = at_reset(simulator, jax.random.key(0), 4, 1)
     begun = jax.jit(lambda state, key: start.begin(simulator, state, key, 2))(state, jax.random.key(1))
@@ -211,8 +210,7 @@ def test_groups_are_kept_by_how_much_their_members_differ():
 def test_kept_groups_differ_in_the_rewards_of_training():
     """In one group actions pay 1 and 10, both of which are clipped to 1; in the other 1 and 0.5."""
     fields = {"environment": Probe(), "num_envs": 8, "group_size": 4, "num_kept_groups": 1}
-    config = Config(algorithm=DR_GRPO, **CARTPOLE | fields)
-    hyperparams = Hyperparams(reward_clip=1.0)
+    config, hyperparams = Config(algorithm=DR_GRPO, **CARTPOLE | fields), Hyperparams(reward_clip=1.0)
     state = jax.jit(make_init(config))(jax.random.key(0), hyperparams, {"bonus": jnp.array([9.0, -0.5])})
     state, metrics = jax.jit(make_train_step(config))(state)
     assert metrics["episode/return_max"] > 3 and metrics["advantage/abs_mean"] > 0
