@@ -1,5 +1,7 @@
 """One codec: environments get and show what is in their spaces, in rollouts, `act`, exports, stacks, on the host."""
 
+import functools
+
 import gymnasium
 import jax
 import jax.numpy as jnp
@@ -74,19 +76,22 @@ SPACES = {
 @pytest.mark.parametrize("case", SPACES)
 def test_an_action_arrives_as_its_space_has_it(case):
     space, canonical, action, own = SPACES[case]
-    env, action = make_environment(Taking(space)), jnp.array(action)
+    env, total = make_environment(Taking(space)), np.sum(own)
     assert env.action_space == canonical
-    taken = env.codec.decode(action)
-    assert np.asarray(taken).tolist() == own and taken.shape == space.shape
-    state, _ = env.reset(KEY, env.params)
-    total = np.sum(own)
-    assert env.step(KEY, state, action, env.params).observation[0] == total
-    batch = jax.vmap(env.codec.decode)(jnp.stack([action] * 2))
-    np.testing.assert_array_equal(batch[1], taken)
+
+    @jax.jit
+    def play(action):
+        state, _ = env.reset(KEY, env.params)
+        batch = jax.vmap(env.codec.decode)(jnp.stack([action] * 2))
+        return env.codec.decode(action), batch, env.step(KEY, state, action, env.params).observation
+
+    taken, batch, observed = play(np.array(action))
+    assert np.asarray(taken).tolist() == own and taken.shape == space.shape and observed[0] == total
+    np.testing.assert_array_equal(batch, np.stack([taken] * 2))
     if isinstance(space, gymnasium.Space):
-        env = make_environment(HostEnvironment(lambda: OnHost(gym.Discrete(2), space), max_steps=3))
-        assert env.action_space == canonical
-        moved = env.step(None, env.reset(KEY, {})[0], action, {})
+        host = make_environment(HostEnvironment(lambda: OnHost(gym.Discrete(2), space), max_steps=3))
+        assert host.action_space == canonical
+        moved = jax.jit(lambda action: host.step(None, host.reset(KEY, {})[0], action, {}))(np.array(action))
         assert moved.reward == total and moved.state.time == 1
 
 
@@ -166,11 +171,11 @@ def test_what_loses_digits_alone_is_cast():
 
 def test_codecs_have_the_types_of_double_precision():
     for wide in (True, False):
-        with jax.enable_x64(wide), jax.disable_jit():
+        with jax.enable_x64(wide):
             env = make_environment(Taking(gym.Box(-1, 1, (2, 3), np.float64)))
-            assert env.codec.decode(jnp.zeros(6)).dtype == (jnp.float64 if wide else jnp.float32)
-            moved = env.step(KEY, env.reset(KEY, env.params)[0], jnp.ones(6), env.params)
-            assert moved.observation[0] == 6 and moved.reward.dtype == jnp.float32
+            assert jax.eval_shape(env.codec.decode, jnp.zeros(6)).dtype == (jnp.float64 if wide else jnp.float32)
+            step = jax.jit(lambda: env.step(KEY, env.reset(KEY, env.params)[0], jnp.ones(6), env.params))  # noqa: B023
+            assert step().observation[0] == 6 and step().reward.dtype == jnp.float32
 
 
 # --- images with their channels first --------------------------------------------------------------------------------
@@ -201,7 +206,11 @@ def test_the_same_image_gives_the_same_values_wherever_its_channels_are():
     last.get_obs = lambda *arguments, **named: jnp.moveaxis(first.get_obs(*arguments, **named), 0, -1)
     assert channels_first((4, 36, 40)) and not channels_first((36, 40, 4))
     one, other = (small_config("ppo", each, network="cnn") for each in (first, last))
-    params, images = one.policy.init(KEY), jax.random.randint(KEY, (3, 4, 36, 40), 0, 255).astype(jnp.uint8)
-    carry, turned = one.policy.initial_carry(params, 3), jnp.moveaxis(images, 1, -1)
-    outputs = one.policy.step(params, images, carry)[:2], other.policy.step(params, turned, carry)[:2]
+    params, images = jax.jit(one.policy.init)(KEY), np.random.default_rng(0).integers(0, 255, (3, 4, 36, 40), np.uint8)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def act(policy, images):
+        return policy.step(params, images, policy.initial_carry(params, 3))[:2]
+
+    outputs = act(one.policy, images), act(other.policy, np.moveaxis(images, 1, -1))
     jax.tree.map(np.testing.assert_array_equal, *outputs)

@@ -166,7 +166,7 @@ WRAPPED = [
 @pytest.mark.parametrize("wrapped, reward, name", WRAPPED)
 def test_a_wrapper_does_what_it_says(wrapped, reward, name):
     env = make_environment(wrapped(), {"max_steps_in_episode": 3})
-    (state, _), step = env.reset(KEY, env.params), jax.jit(env.step)
+    (state, _), step = jax.jit(env.reset)(KEY, env.params), jax.jit(env.step)
     for t in range(3):
         moved = step(KEY, state, t % 2, env.params)
         state = moved.state
@@ -223,8 +223,9 @@ def test_an_early_truncation_is_bootstrapped_from_its_true_final_observation(net
         final = played.observation[t, b] + np.array([1.0, 0.0], np.float32)  # the next age, and the same mark
         value = config.policy.step(params, final[None], config.policy.initial_carry(params, 1))[1]
         np.testing.assert_allclose(played.next_value[t, b], value[0], rtol=1e-5)
-    _, metrics = jax.jit(make_train_step(config))(jax.jit(make_init(config))(KEY, Hyperparams()))
-    assert metrics["optim/skipped_updates"] == 0
+    else:
+        _, metrics = jax.jit(make_train_step(config))(jax.jit(make_init(config))(KEY, Hyperparams()))
+        assert metrics["optim/skipped_updates"] == 0
 
 
 def test_a_baseline_without_a_place_for_early_ends_is_refused():

@@ -20,12 +20,13 @@ from grpo_jax.rollouts.rollout import Simulator
 
 def test_each_environment_has_its_own_physics():
     env, gravities = make_environment("CartPole-v1"), jnp.array([1.0, 9.8, 30.0])
-    state, _ = env.reset(jax.random.key(0), env.params)
-    step = jax.vmap(lambda gravity: env.step(None, state, 1, env.params | {"gravity": gravity}))
-    together = step(gravities).observation
+    state, _ = jax.jit(env.reset)(jax.random.key(0), env.params)
+    step = jax.jit(jax.vmap(lambda gravity: env.step(None, state, 1, env.params | {"gravity": gravity})))
+    together = np.asarray(step(gravities).observation)
     for seen, gravity in zip(together, gravities.tolist(), strict=True):
         alone = make_environment("CartPole-v1", {"gravity": gravity})
-        np.testing.assert_allclose(seen, alone.step(None, state, 1, alone.params).observation, rtol=1e-5, atol=1e-6)
+        moved = jax.jit(alone.step)(None, state, 1, alone.params)
+        np.testing.assert_allclose(seen, moved.observation, rtol=1e-5, atol=1e-6)
     assert len(set(together[:, 3].tolist())) == 3
 
 
@@ -143,6 +144,7 @@ def test_parameters_that_decide_shapes_or_branches_are_static():
 
 
 def test_errors_name_the_nearest_correct_value():
+    init = make_init(config("ppo", num_steps=8))
     for name, value, message in (
         ("lifetim", 2, "no traced parameter 'lifetim': did you mean 'lifetime'"),
         ("max_steps_in_episode", 2, r"the time limit.*are static: Config\(env_params=...\)"),
@@ -150,7 +152,7 @@ def test_errors_name_the_nearest_correct_value():
         ("lifetime", jnp.ones(3, int), r"shape \(3,\); use \(\) for all groups, or \(8,\) with a value"),
     ):
         with pytest.raises(ConfigError, match=message):
-            make_init(config("ppo", num_steps=8))(jax.random.key(0), Hyperparams(), {name: value})
+            init(jax.random.key(0), Hyperparams(), {name: value})
     refused = {"lifetime": (1.5, "a whole number"), "twice": (0.5, "0 or 1"), "label": (1, "a text")}
     refused |= {"scale": (np.inf, "a finite number"), "bonus": (np.nan, "a finite number")}
     for name, (value, kind) in refused.items():

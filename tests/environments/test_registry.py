@@ -116,7 +116,14 @@ def test_observations_of_several_arrays_keep_their_structure(kind):
 
 
 ONE_MODULE = """
-import sys
+import sys, grpo_jax
+
+assert "jax" not in sys.modules
+from grpo_jax.objectives import grpo_loss
+
+assert grpo_jax.grpo_loss is grpo_loss
+modules = {name.split(".")[1] for name in sys.modules if name.startswith("grpo_jax.")}
+assert modules == {"errors", "hyperparams", "objectives", "precision", "types"}, modules
 from grpo_jax import *
 
 heavy = {"orbax", "gymnax", "matplotlib", "tensorboardX", "tyro", "wandb"} & set(sys.modules)
@@ -138,6 +145,7 @@ assert pong.colors.ListedColormap(["red"]).N == 1 and "matplotlib.colors" in sys
 
 
 def test_importing_is_light_and_draws_when_asked():
+    """A name is imported at its first use: a program that takes only the formulas waits for nothing else."""
     subprocess.run([sys.executable, "-c", ONE_MODULE], check=True, cwd=Path(__file__).parents[2])
 
 

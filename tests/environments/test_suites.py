@@ -168,12 +168,15 @@ def take_one(key, observation, action_mask):
 def test_the_opponent_replies_and_the_learner_is_paid(monkeypatch):
     monkeypatch.setitem(sys.modules, "pgx", types.SimpleNamespace(make=lambda name: NimGame()))
     env = make_environment(Pgx("nim", against=take_one))
-    states, observed = jax.vmap(lambda key: env.reset(key, {}))(jax.random.split(jax.random.key(0), 6))
+    states, observed = jax.jit(jax.vmap(lambda key: env.reset(key, {})))(jax.random.split(jax.random.key(0), 6))
+    observed = np.asarray(observed)
     assert not observed[:, 1].any(), "it is the learning player's turn"
     assert set(observed[:, 0].tolist()) == {5, 4}, "either player begins"
 
     step = jax.jit(lambda state, action: env.step(jax.random.key(0), state, action, {}))
-    state = jax.tree.map(lambda leaf: leaf[0], states).replace(inner=NimGame().state(5, 0), time=0)
+    state = jax.jit(
+        lambda states: jax.tree.map(lambda leaf: leaf[0], states).replace(inner=NimGame().state(5, 0), time=0)
+    )(states)
     moved = step(state, 1)  # 5 - 2 - 1: one more move of two stones wins
     assert moved.observation.tolist() == [2, 0] and moved.reward == 0 and not moved.terminated
     won, lost = step(moved.state, 1), step(moved.state, 0)

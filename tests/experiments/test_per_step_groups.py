@@ -1,5 +1,6 @@
 import types
 
+import jax
 import numpy as np
 import pytest
 
@@ -22,7 +23,7 @@ def test_returns_to_go_are_compared_at_each_step(scale):
     step = np.arange(T)[:, None, None]
     arrays = {"reward": np.where(step <= last, reward, 0), "ended": step == last, "valid": step <= last}
     trajectory = types.SimpleNamespace(**{name: each.reshape(T, -1) for name, each in arrays.items()})
-    actual = per_step_normalized(trajectory, Hyperparams(discount=0.9), MEMBERS)
+    actual = jax.jit(lambda: per_step_normalized(trajectory, Hyperparams(discount=0.9), MEMBERS))()
 
     returns, expected = np.zeros((T + 1, GROUPS, MEMBERS)), np.zeros((T, GROUPS, MEMBERS))
     for t in reversed(range(T)):

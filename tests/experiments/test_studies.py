@@ -125,14 +125,21 @@ def question(row):
 
 def test_countdown_takes_every_right_expression():
     task = countdown(3)
-    problems = jax.vmap(task.draw)(jax.random.split(jax.random.key(0), 50))
-    assert jax.vmap(task.correct)(problems, problems.solution).all()
-    for prompt, solution in zip(jax.vmap(task.prompt)(problems), problems.solution, strict=True):
+
+    @jax.jit
+    @jax.vmap
+    def draw(key):
+        problem = task.draw(key)
+        return problem, task.prompt(problem), task.correct(problem, problem.solution)
+
+    problems, prompts, solved = jax.device_get(draw(jax.random.split(jax.random.key(0), 50)))
+    assert solved.all()
+    for prompt, solution in zip(prompts, problems.solution, strict=True):
         (numbers, target), written = text(task, prompt).split(":"), text(task, solution)[:-1]
         assert eval(written) == int(target) and sorted(written[::2]) == list(numbers)
     problem = problems._replace(numbers=np.array([2, 3, 7]), target=13)
     right, legal = ["2*3+7$", "7+3*2$"], ["7*2-3$", "7+3+2$", "7+6$", "7$"]
+    judge = jax.jit(lambda completion: (task.correct(problem, completion), task.well_formed(problem, completion)))
     for written in (*right, *legal, "2*3+7", "2*3+$", "*37$", "27$"):
         completion = np.array([*map(task.vocabulary.index, written), *[PAD] * (6 - len(written))])
-        verdict = task.correct(problem, completion), task.well_formed(problem, completion)
-        assert verdict == (written in right, written in right + legal), written
+        assert judge(completion) == (written in right, written in right + legal), written

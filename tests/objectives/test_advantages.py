@@ -103,9 +103,10 @@ def test_normalisation_is_free_of_scale():
 
 
 def test_the_mean_of_equal_returns_is_exact():
+    baseline = jax.jit(objectives.same_step_leave_one_out, static_argnums=2)
     for magnitude in MAGNITUDES:
-        constant = jnp.full((8, 20), magnitude, jnp.float32)
-        np.testing.assert_array_equal(objectives.same_step_leave_one_out(constant, jnp.ones((8, 20)), 4), constant)
+        constant = np.full((8, 20), magnitude, np.float32)
+        np.testing.assert_array_equal(baseline(constant, np.ones((8, 20), np.float32), 4), constant)
 
 
 # --- values ----------------------------------------------------------------------------------------------------------
@@ -127,12 +128,13 @@ def test_group_of_four_by_hand():
 
 
 def test_estimators_of_each_other():
-    scores, x = jnp.asarray(SCORES), SCORES.astype(np.float64)
-    centred, others = objectives.group_centered(scores), (x.sum(1, keepdims=True) - x) / 3
-    close(objectives.leave_one_out(scores), 4 / 3 * centred)
-    close(objectives.leave_one_out(scores), x - others)
-    close(objectives.batch_normalized(scores), (x - x.mean(1, keepdims=True)) / (x.std() + 1e-6))
-    np.testing.assert_array_equal(objectives.pass_at_k(jnp.asarray([[1.0, 5.0, 2.0, 5.0]])), 0.0)  # nobody leads
+    found, x = in_groups(SCORES), SCORES.astype(np.float64)
+    others = (x.sum(1, keepdims=True) - x) / 3
+    close(found["leave_one_out"], 4 / 3 * np.asarray(found["group_centered"]))
+    close(found["leave_one_out"], x - others)
+    close(found["batch_normalized"], (x - x.mean(1, keepdims=True)) / (x.std() + 1e-6))
+    nobody_leads = np.tile(np.float32([1.0, 5.0, 2.0, 5.0]), (5, 1))
+    np.testing.assert_array_equal(in_groups(nobody_leads)["pass_at_k"], 0.0)
 
 
 def test_whiten_ignores_what_is_masked():
@@ -162,10 +164,11 @@ def test_process_supervised_against_loops(share):
         normalised = np.where(counted, (rewards_[group] - valid.mean()) / (valid.std() + 1e-6), 0)
         expected[group] = np.cumsum(normalised[::-1], axis=0)[::-1] * mask[group]
     garbage = jnp.asarray(np.where(mask, rewards_, np.nan), jnp.float32)
-    actual = jax.jit(objectives.process_supervised, static_argnums=2)(garbage, mask, 4, rewarded=rewarded)
+    estimate = jax.jit(objectives.process_supervised, static_argnums=2)
+    actual = estimate(garbage, mask, 4, rewarded=rewarded)
     close(actual, expected, 1e-5)
     if share == 1.0:
-        np.testing.assert_array_equal(actual, objectives.process_supervised(garbage, mask, 4))
+        np.testing.assert_array_equal(actual, estimate(garbage, mask, 4))
 
 
 def test_same_step_leave_one_out_against_loops():
@@ -225,7 +228,7 @@ def test_gae_against_float64_on_random_draws():
 def test_nothing_reads_the_value_beyond_termination():
     one, ended = np.ones(3, np.float32), np.array([False, False, True])
     beyond = np.array([1, 1, np.nan], np.float32)
-    advantage = objectives.gae(one, one, beyond, ended, ~ended & False, discount=0.5, gae_lambda=1.0)
+    advantage = jax.jit(objectives.gae)(one, one, beyond, ended, ~ended & False, discount=0.5, gae_lambda=1.0)
     np.testing.assert_array_equal(advantage, [0.75, 0.5, 0])
 
 

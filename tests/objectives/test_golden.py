@@ -310,11 +310,12 @@ def gigpo(x, s):
 
     valid, returns, state = laid_out(True, bool), laid_out(x["step_returns"]), laid_out(x["anchor_state"], np.int32)
     ended = last_valid(np.asarray(valid, int))
-    assert_close(discounted_returns(laid_out(x["env_rewards"]), ended, discount=s["gamma"])[at], x["step_returns"])
+    found = np.asarray(discounted_returns(laid_out(x["env_rewards"]), ended, discount=s["gamma"]))
+    assert_close(found[at], x["step_returns"])
     normalize, episode = s["mode"] == "mean_std_norm", {}
     step = same_state(returns, state, valid, size, normalize=normalize, ddof=1)
     for group in members:
-        r = jnp.asarray([[x["token_level_rewards"][:, x["trajectory"] == t].sum(0)[0] for t in group]])
+        r = np.float32([[x["token_level_rewards"][:, x["trajectory"] == t].sum(0)[0] for t in group]])
         if len(group) > 1:
             r = group_normalized(r, ddof=1) if normalize else group_centered(r)
         elif normalize:

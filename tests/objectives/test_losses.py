@@ -23,6 +23,7 @@ SURROGATES = {
     "cispo": functools.partial(objectives.cispo_surrogate, **CLIP),
     "sapo": objectives.sapo_surrogate,
 }
+SURROGATES = {name: jax.jit(surrogate) for name, surrogate in SURROGATES.items()}
 RATIOS = {
     "step": lambda d, a: d,
     "sequence": lambda d, a: objectives.sequence_log_ratio(d, MASK),
@@ -69,7 +70,8 @@ def test_extreme_log_ratios_stay_finite():
 def test_clipped_surrogate_by_hand():
     ratio = jnp.asarray([0.5, 1.5, 0.5, 1.5, 5.0, 1.1])
     advantages = jnp.asarray([2.0, 2.0, -2.0, -2.0, -2.0, 2.0])
-    result = functools.partial(objectives.clipped_surrogate, jnp.log(ratio), advantages, clip_low=0.2, clip_high=0.3)
+    surrogate = jax.jit(objectives.clipped_surrogate, static_argnames="dual_clip")
+    result = functools.partial(surrogate, jnp.log(ratio), advantages, clip_low=0.2, clip_high=0.3)
     close(result(), [1.0, 2.6, -1.6, -3.0, -10.0, 2.2])
     close(result(dual_clip=3.0), [1.0, 2.6, -1.6, -3.0, -6.0, 2.2])
 
@@ -115,18 +117,19 @@ def test_reductions_against_loops():
         objectives.sum_over_horizon: np.sum([s.sum() for s in sequences]) / (8 * 6),
         functools.partial(objectives.sum_over_horizon, horizon=200): np.sum([s.sum() for s in sequences]) / (8 * 200),
     }
+    garbage, total = np.where(MASK, values, np.nan).astype(np.float32), jax.jit(objectives.weighted_sum)
     for reduce, mean in expected.items():
-        garbage = jnp.asarray(np.where(MASK, values, np.nan), jnp.float32)
-        for mask in (jnp.asarray(MASK), jnp.asarray(MASK, jnp.float32)):
-            close(objectives.weighted_sum(garbage, reduce(mask)), mean)
+        reduce = jax.jit(reduce)
+        for mask in (MASK, np.float32(MASK)):
+            close(total(garbage, reduce(mask)), mean)
         with jax.debug_nans(True):
-            np.testing.assert_array_equal(reduce(jnp.zeros(MASK.shape, bool)), 0.0)
+            np.testing.assert_array_equal(reduce(np.zeros(MASK.shape, bool)), 0.0)
 
 
 def test_weighted_sum_passes_no_gradient_into_what_it_ignores():
     weights = jnp.asarray([0.5, 0.0, 0.0, 0.0])
     values = jnp.asarray([2.0, jnp.nan, jnp.inf, -jnp.inf])
-    value, gradient = jax.value_and_grad(objectives.weighted_sum)(values, weights)
+    value, gradient = jax.jit(jax.value_and_grad(objectives.weighted_sum))(values, weights)
     assert value == 1.0
     np.testing.assert_array_equal(gradient, [0.5, 0.0, 0.0, 0.0])
 
@@ -140,7 +143,7 @@ def test_value_losses_by_hand():
     # Moved by more than 0.2, from far away: clipped to 0.2 and 1.2, and the larger error counts.
     clipped = functools.partial(objectives.value_loss, clip=0.2)
     close(clipped(values, targets, old), [0.5 * 1.8**2, 0.5, 0.5])
-    gradients = jax.grad(lambda *x: jnp.sum(clipped(*x)), (0, 1, 2))(values, targets, old)
+    gradients = jax.jit(jax.grad(lambda *x: jnp.sum(clipped(*x)), (0, 1, 2)))(values, targets, old)
     close(gradients, [[0.0, -1.0, 1.0], [0.0] * 3, [0.0] * 3])
     with pytest.raises(ValueError, match="pass behaviour_values"):
         clipped(values, targets)
@@ -175,8 +178,8 @@ def test_grpo_loss_is_its_formula():
 
 
 def test_grpo_loss_gives_a_gradient_to_the_policy_only():
-    whole = objectives.grpo_loss(*GRPO_ARGUMENTS, jnp.ones(MASK.shape))[0]
-    close(objectives.grpo_loss(*GRPO_ARGUMENTS)[0], whole)
+    grpo_loss = jax.jit(objectives.grpo_loss)
+    close(grpo_loss(*GRPO_ARGUMENTS)[0], grpo_loss(*GRPO_ARGUMENTS, np.ones(MASK.shape, np.float32))[0])
 
     def loss(log_prob, behaviour, advantages, reference):
         return objectives.grpo_loss(
@@ -243,7 +246,7 @@ def test_explained_variance_of_constant_targets_is_zero():
 def test_whole_loss_stays_finite_far_from_the_behaviour_policy(distance):
     log_prob, behaviour, advantages = GRPO_ARGUMENTS
     with jax.debug_nans(True):
-        (loss, metrics), gradient = jax.value_and_grad(objectives.grpo_loss, has_aux=True)(
+        (loss, metrics), gradient = jax.jit(jax.value_and_grad(objectives.grpo_loss, has_aux=True))(
             log_prob, log_prob - distance, advantages, reference_log_prob=behaviour - distance, kl_coef=0.1
         )
     assert np.isfinite(loss) and np.isfinite(gradient).all() and all(np.isfinite(x) for x in metrics.values())

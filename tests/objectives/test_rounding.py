@@ -59,6 +59,7 @@ def test_penalties_and_masks_start_beyond_rounding():
         np.testing.assert_allclose(slope, exact[name][1], rtol=2e-2, atol=2e-6, err_msg=name)
         assert slope.any() or name == "k1"
     for name, keep in KEPT.items():
+        keep = jax.jit(keep)
         assert keep(beside(LOG_PROB, NOISE), LOG_PROB).all(), name
         assert not all(keep(beside(LOG_PROB, sign * REAL), LOG_PROB).all() for sign in (-1, 1)), name
 
@@ -119,7 +120,7 @@ MOVES = {
     "bfloat16": ({"algorithm": "grpo", **half(2)}, {}),
     "reference, bfloat16": ({"algorithm": with_reference(GRPO), "optimizer": rmsprop, **half(1)}, {"adam_eps": 1e-12}),
 }
-SLOW = {name: [pytest.mark.slow] * (name != "reference, bfloat16") for name in MOVES}
+SLOW = {name: [pytest.mark.slow] * (name != "off_policy_mask") for name in MOVES}
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW[name]) for name in MOVES])

@@ -161,6 +161,7 @@ def test_a_prompt_shared_by_its_group_has_the_same_gradient(rollout, gradient):
     assert_equal_gradients(gradient(share_prompts=False)[1], gradient(share_prompts=True)[1])
 
 
+@pytest.mark.slow
 def test_no_part_with_a_valid_member_is_skipped(gradient):
     whole, parts = (gradient(3, share_prompts=True, num_minibatches=1, num_microbatches=number)[1] for number in (1, 2))
     assert_equal_gradients(whole, parts)
@@ -250,10 +251,8 @@ def test_temperature_zero_is_greedy_whatever_the_padding():
     assert bits(cold.tokens[1]) == bits(cold.tokens[2])
     assert bits(cold.tokens) == bits(sample(key=jax.random.key(2), top_k=1).tokens)
     np.testing.assert_allclose(cold.log_probs, 0.0, atol=1e-6)
-    text = [3, 1, 4]
-    for token in cold.tokens[0, 0][: cold.lengths[0, 0]].tolist():
-        assert token == np.argmax(read(policy, params, text)[-1])
-        text.append(token)
+    text, made = [3, 1, 4], cold.tokens[0, 0][: cold.lengths[0, 0]].tolist()
+    assert made == read(policy, params, text + made)[len(text) - 1 : -1].argmax(axis=-1).tolist()
 
 
 def test_each_of_several_end_tokens_ends_a_completion():
@@ -264,7 +263,7 @@ def test_each_of_several_end_tokens_ends_a_completion():
 
     whole = np.asarray(sample(None).tokens)
     assert bits(jax.jit(sample)(2).tokens) == bits(sample(2).tokens)
-    for ends in (2, (2,), [0, 4], np.array([END, 1, 2])):
+    for ends in ((2,), np.array([END, 1, 2])):
         tokens = np.asarray(sample(ends).tokens)
         is_end = np.isin(whole, ends)
         kept = np.cumsum(is_end, axis=-1) - is_end == 0

@@ -95,8 +95,9 @@ def test_training_goes_on_past_states_that_are_nan(algorithm):
     assert metrics["environment/steps"] == made
     # The members that are left have equal rewards; the others would have less.
     assert (metrics["advantage/abs_mean"] < 1e-6) == config.algorithm.start.grouped
-    after, metrics = trained(dataclasses.replace(config, environment=Unguarded()))
-    assert "environment/invalid_resets" not in metrics and np.isnan(after.rollout.observation).any()
+    if algorithm == "ppo":
+        after, metrics = trained(dataclasses.replace(config, environment=Unguarded()))
+        assert "environment/invalid_resets" not in metrics and np.isnan(after.rollout.observation).any()
 
 
 def test_an_evaluated_episode_ends_at_its_last_finite_state():

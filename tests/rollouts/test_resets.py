@@ -24,17 +24,23 @@ PPO_FIELDS = {"environment": Probe(), "algorithm": "ppo", "num_envs": 4, "num_st
 def marks(plan, starts_per_rollout):
     """`[5, B]`: the marks that resets drew for the episodes that began within the rollout."""
     simulator = Simulator(env, known_policy, known_params((0.0, 0.0)), 1.0, plan, starts_per_rollout)
-    state = simulator.reset(group_parameters(env, None, NUM_ENVS, 1), jax.random.key(0), NUM_ENVS)
-    unroll = functools.partial(simulator.unroll, num_steps=NUM_STEPS, auto_reset=True)
-    _, trajectory = jax.jit(unroll)(state, KEY)
-    assert (trajectory.observation[LIMIT::LIMIT, :, 0] == 0).all(), "the clock starts again too"
-    return np.asarray(trajectory.observation[LIMIT::LIMIT, :, 1])
+
+    @jax.jit
+    def observed(key):
+        state = simulator.reset(group_parameters(env, None, NUM_ENVS, 1), jax.random.key(0), NUM_ENVS)
+        return simulator.unroll(state, key, num_steps=NUM_STEPS, auto_reset=True)[1].observation[LIMIT::LIMIT]
+
+    clock, mark = np.moveaxis(observed(KEY), -1, 0)
+    assert (clock == 0).all(), "the clock starts again too"
+    return mark
 
 
 def expected_marks(starts_per_rollout):
     """`[5, B]`: resets with the keys of each environment, in turn."""
     keys = jax.random.split(jax.random.split(KEY)[0], NUM_ENVS)
-    draw = jax.vmap(lambda key, n: env.reset(jax.random.fold_in(key, n), env.params)[0].mark, in_axes=(0, None))
+    draw = jax.jit(
+        jax.vmap(lambda key, n: env.reset(jax.random.fold_in(key, n), env.params)[0].mark, in_axes=(0, None))
+    )
     return np.stack([draw(keys, n % starts_per_rollout) for n in range(NUM_STEPS // LIMIT)])
 
 

@@ -4,12 +4,11 @@ import dataclasses
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from probes import FOREVER, Probe, bits, copy_task, known_params, known_policy, standing
 
-from grpo_jax import PPO, Config
+from grpo_jax import GRPO, PPO, Config
 from grpo_jax.devices.execution_plan import CPU, GPU
 from grpo_jax.environments import group_parameters, make_environment
 from grpo_jax.groups import FRESH
@@ -54,32 +53,30 @@ def test_a_rollout_stops_after_the_step_that_follows_its_longest_episode(plan, s
     monkeypatch.setattr(scan, "MAX_BLOCK", max_block)
     player.cache_clear()
     step = min(steps_per_check, 4)  # a divisor of the number of steps
-    for lifetimes, needed in (([2, 5, 1], 6), ([FOREVER, 2, 2], 10), ([1, 1, 1], 2)):
-        lifetimes = jnp.array([lifetimes])
+    # Rows stop together.
+    for needed, *rows in ((6, [2, 2, 2], [2, 5, 1]), (10, [FOREVER, 2, 2], [1, 1, 1]), (2, [1, 1, 1], [1, 1, 1])):
+        lifetimes = np.array(rows)
         whole, early = (jax.device_get(player(plan, check)(lifetimes)) for check in (0, steps_per_check))
         assert bits(seen(*whole)) == bits(seen(*early))
         made = -(-needed // step) * step
-        assert early[0].policy_carry[0].tolist() == [made] * 3  # this policy counts its steps
-        assert not early[1].valid[0, made:].any() and not early[1].reward[0, made:].any()
+        assert (early[0].policy_carry == made).all()  # this policy counts its steps
+        assert not early[1].valid[:, made:].any() and not early[1].reward[:, made:].any()
 
 
-def test_rows_stop_together():
-    rows = jnp.array([[2, 2, 2], [1, 5, 1]])
-    whole, early = (jax.device_get(player(CPU, check)(rows)) for check in (0, 1))
-    assert bits(seen(*whole)) == bits(seen(*early))
-    assert (early[0].policy_carry == 6).all()
-    assert bits(player(CPU, 0, True)(rows[:1])) == bits(player(CPU, 1, True)(rows[:1])), "episodes follow each other"
+def test_where_episodes_follow_each_other_nothing_stops():
+    lifetimes = np.array([[2, 2, 2]])
+    assert bits(player(CPU, 0, True)(lifetimes)) == bits(player(CPU, 1, True)(lifetimes))
 
 
 @pytest.mark.parametrize(
-    "plan",
-    [dataclasses.replace(CPU, steps_per_check=1), pytest.param(GPU, marks=pytest.mark.slow)],
-    ids=["cpu", "gpu"],
+    "plan, algorithm",
+    [(dataclasses.replace(CPU, steps_per_check=1), GRPO), pytest.param(GPU, PPO, marks=pytest.mark.slow)],
+    ids=["cpu", "gpu, with a critic"],
 )
-def test_attention_to_the_part_of_the_cache_that_can_be_filled_changes_nothing(plan, monkeypatch):
+def test_attention_to_the_part_of_the_cache_that_can_be_filled_changes_nothing(plan, algorithm, monkeypatch):
     monkeypatch.setattr(scan, "MAX_BLOCK", 2)  # short completions are one block, and have one stage
     small = Transformer(width=8, num_heads=2, num_layers=1)
-    algorithm = PPO._replace(start=FRESH)
+    algorithm = algorithm._replace(start=FRESH)
     config = Config(copy_task(), algorithm, num_envs=4, group_size=2, num_minibatches=2, network=small)
     init = jax.jit(lambda key: jax.tree.map(lambda leaf: leaf + 0.1, config.policy.init(key)))  # no value is 0
     params, lengths = init(jax.random.key(0)), []
@@ -101,6 +98,6 @@ def test_attention_to_the_part_of_the_cache_that_can_be_filled_changes_nothing(p
     valid = np.asarray(whole[1].valid)
     assert bits(valid) == bits(staged[1].valid) and bits(whole[1].action) == bits(staged[1].action)
     assert whole[1].truncated.any(), "the critic values a final observation"
-    for name in ("log_prob", "value", "next_value"):
+    for name in ("log_prob", "value", "next_value")[: 3 if config.policy.has_critic else 1]:
         one, other = (np.asarray(getattr(trajectory, name))[valid] for _, trajectory in (whole, staged))
         np.testing.assert_allclose(one, other, atol=1e-5)

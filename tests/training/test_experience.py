@@ -166,22 +166,25 @@ def test_rounding_in_a_baseline_is_no_advantage(anchored):
     _, _, trajectory = anchored
     config = {"environment": Probe(), "num_envs": 32, "group_size": 4, "num_steps": 8}
     shape = trajectory.reward.shape
-    noise = jax.random.normal(jax.random.key(0), shape).at[0].set([jnp.nan, 1e6, *[0.1] * 30])
-    everywhere = jnp.ones(shape, bool)
+    noise, everywhere = np.random.default_rng(0).normal(size=shape).astype(np.float32), np.ones(shape, bool)
+    noise[0] = [np.nan, 1e6, *[0.1] * 30]
     trajectory = trajectory._replace(final_observation=trajectory.observation[:1], carry=(), terminated=everywhere)
 
+    @jax.jit
     def advantages(value, **fields):
         algorithm = SAME_STEP_GAE._replace(baseline=lambda *_: (value, value[:1]))
         rollout, made = trajectory._replace(**fields), Config(algorithm=algorithm, **config)
         return make_batch(made, known_policy, acted(None), rollout, Hyperparams()).advantage.reshape(8, 32)
 
-    nearly = noise * (1 + 2 * jnp.finfo(jnp.float32).eps)
-    advantage = advantages(nearly.at[1].add(0.03), reward=noise)
+    nearly = noise * np.float32(1 + 2 * np.finfo(np.float32).eps)
+    nearly[1] += 0.03
+    advantage = advantages(nearly, reward=noise)
     assert np.isnan(advantage[0, 0]) and not advantage[0, 1:].any() and not advantage[2:].any()
     np.testing.assert_allclose(advantage[1], -0.03, rtol=1e-3)
     # Neither steps that do not count nor infinite values hide an advantage.
-    valid, reward = everywhere.at[6].set(False), jnp.ones(shape)
-    value = jnp.where(valid, reward - 1e-3, 1e30).at[7].set(np.inf)
+    valid, reward = everywhere & (np.arange(8) != 6)[:, None], np.ones(shape, np.float32)
+    value = np.where(valid, reward - np.float32(1e-3), np.float32(1e30))
+    value[7] = np.inf
     advantage = advantages(value, reward=reward, valid=valid)
     np.testing.assert_allclose(advantage[:5], 1e-3, rtol=1e-3)
     assert (advantage[7] == -np.inf).all(), "an update that is not finite is noticed"

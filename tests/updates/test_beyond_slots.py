@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import struct
 from probes import Probe, check
-from small import minibatch_gradient
+from small import begin, minibatch_gradient
 
 from grpo_jax import GRPO, PPO, Config, Hyperparams, make_train_step
 from grpo_jax.errors import ConfigError
@@ -86,7 +86,7 @@ def test_a_penalty_may_be_any_loss_of_features_and_parameters():
     assert gradient["network"]["body"].any() and not gradient["network"]["actor"].any()
 
 
-@pytest.mark.parametrize("plan", ["cpu", "gpu"])
+@pytest.mark.parametrize("plan", ["cpu", pytest.param("gpu", marks=pytest.mark.slow)])
 def test_rollouts_keep_entries_of_the_info(plan):
     seen = {"environment": Reporting(), "extras": ("age",)}
     _, _, trajectory, batch = rolled_out(**seen, execution_plan=plan)
@@ -129,7 +129,7 @@ def test_own_metrics_join_the_others_and_change_nothing(algorithm):
     base = Config(environment=Probe(), algorithm=algorithm, num_steps=3 if algorithm is PPO else None, **SMALL)
     own = dataclasses.replace(base, algorithm=algorithm._replace(metrics=(rewarded, with_hyperparams(cubed, "power"))))
     check(own, OwnHyperparams())
-    state = initial_state(base, jax.random.key(0), OwnHyperparams())
+    state = begin(base, OwnHyperparams())
     (before, known), (after, metrics) = (jax.jit(make_train_step(config))(state) for config in (base, own))
     jax.tree.map(np.testing.assert_array_equal, before.params, after.params)
     mine = {name: metrics[name] for name in metrics.keys() - known.keys()}

@@ -84,7 +84,7 @@ def test_an_epoch_uses_every_valid_sample_once(rollout):
         critic=lambda values, targets, behaviour_values, hyperparams: 0.0 * values,
         reduce=lambda mask: mask.astype(float),
     )
-    batch, optimizer = batch_of(rollout, seen), optax.sgd(1.0)
+    batch, optimizer = jax.jit(lambda: batch_of(rollout, seen))(), optax.sgd(1.0)
     start = acted(PARAMS, opt_state=optimizer.init(PARAMS))
     config = config_of(seen, num_epochs=1, num_minibatches=4, num_microbatches=1)
     epoch = jax.jit(lambda key: update_epochs(config, known_policy, optimizer, start, batch, HYPERPARAMS, key)[0])
@@ -99,6 +99,7 @@ def test_an_epoch_uses_every_valid_sample_once(rollout):
 # --- NaN rewards through whole train steps ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_nan_rewards_leave_the_parameters_bitwise():
     sizes = {"group_size": 4, "num_steps": 3, "num_epochs": 2, "num_minibatches": 2, "network": MLP(())}
     config = small_config("grpo", Probe(), env_params={"nan_below": 2.0}, **sizes)
