@@ -112,21 +112,6 @@ def test_the_mean_of_equal_returns_is_exact():
 # --- values ----------------------------------------------------------------------------------------------------------
 
 
-def test_group_of_four_by_hand():
-    expected = {
-        objectives.group_centered: [[-1, -1, -1, 3]],
-        objectives.leave_one_out: [[-4 / 3, -4 / 3, -4 / 3, 4]],
-        functools.partial(objectives.group_normalized, eps=0.0): np.array([[-1, -1, -1, 3]]) / np.sqrt(3),
-        functools.partial(objectives.group_normalized, eps=0.0, ddof=1): np.array([[-1, -1, -1, 3]]) / 2,
-        functools.partial(objectives.group_normalized, eps=1.0, ddof=1): np.array([[-1, -1, -1, 3]]) / 3,
-        functools.partial(objectives.pass_at_k, eps=0.0): [[0, 0, 0, 4 / np.sqrt(3)]],
-        lambda scores: objectives.greedy_baseline(scores, jnp.array([3.0])): [[-3, -3, -3, 1]],
-    }
-    estimate_all = jax.jit(lambda scores: [estimate(scores) for estimate in expected])
-    for actual, by_hand in zip(estimate_all(np.float32([[0, 0, 0, 4]])), expected.values(), strict=True):
-        close(actual, by_hand)
-
-
 def test_estimators_of_each_other():
     found, x = in_groups(SCORES), SCORES.astype(np.float64)
     others = (x.sum(1, keepdims=True) - x) / 3

@@ -105,9 +105,7 @@ def gradient_of():
     )
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "adamw")) for name in ORACLES]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "adamw")) for name in ORACLES])
 def test_three_updates_are_those_of_the_formula_with_every_plan(name, batch):
     options, oracle = ORACLES[name]
     optimizer = make_optimizer(name, Hyperparams(max_grad_norm=0.1, **options), RATE)
