@@ -1,7 +1,7 @@
 """How tests compile: cheaply, as compiling takes longer than running, and for a GPU that is not there.
 
 `conftest.py` changes two things, unless slow tests are asked for: XLA does not optimise (`CHEAP_XLA_FLAGS`). Initial
-weights are drawn without the loop that makes them orthogonal (`soon_orthogonal`). `test_default_runs.py` trains without
+weights are drawn without the loop that makes them orthogonal (`soon_orthogonal`). `test_algorithms.py` trains without
 either; the fixture `initial_weights_of_users` gives a test the real weights. Compiled programs are kept beside pytest's
 cache. All programs are written in one MLIR context, as making it takes a third of the time of compiling a small one.
 """

@@ -1,4 +1,4 @@
-"""Algorithms as values: what their slots compose to, and reference policies over train steps."""
+"""Algorithms as values: what their slots compose to, reference policies over train steps, and each as users run it."""
 
 import functools
 
@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from probes import Echo, Probe, acted, bits, known_params, known_policy
+from probes import Echo, Probe, acted, bits, difference, known_params, known_policy
 from small import minibatch_gradient, small_config
 
-from grpo_jax import GRPO, PPO, Config, Hyperparams, make_init, make_train_step, objectives, ppo_loss
-from grpo_jax.algorithms import GRPO_RETURN_TO_GO, name_of, with_reference
+from grpo_jax import GRPO, PPO, Config, Hyperparams, make_init, make_train, make_train_step, objectives, ppo_loss
+from grpo_jax.algorithms import ALGORITHMS, GRPO_RETURN_TO_GO, name_of, with_reference
 from grpo_jax.groups import ANCHORED
 from grpo_jax.objectives import (
     averaged_reference,
@@ -19,7 +19,8 @@ from grpo_jax.objectives import (
     kl_to_reference,
     refreshed_reference,
 )
-from grpo_jax.policies import MLP
+from grpo_jax.policies import MLP, Transformer
+from grpo_jax.training.checks import unread_fields
 from grpo_jax.types import Trajectory
 from grpo_jax.updates.batch import make_batch
 
@@ -233,3 +234,32 @@ def test_an_averaged_reference_follows():
         expected = 0.75 * expected + 0.25 * current
         np.testing.assert_allclose(state.reference_params["actor"]["Dense_0"]["kernel"], expected, rtol=1e-5, atol=1e-7)
     assert bits(states[0].reference_params) == bits(states[0].params)
+
+
+# --- as users run them: real initial weights, an optimised program, default hyperparameters ---------------------------
+
+AS_USERS_COMPILE = {"xla_backend_optimization_level": 3, "xla_cpu_parallel_codegen_split_count": 32}
+SIZES = {"num_envs": 16, "group_size": 4, "num_minibatches": 2, "num_epochs": 2}
+CARTPOLE = {"environment": "CartPole-v1", "env_params": {"max_steps_in_episode": 24}, "network": MLP((8,))}
+WORDS = {"environment": "tokens:sort-3", "network": Transformer(num_layers=1, width=8, num_heads=2)}
+
+
+@pytest.mark.parametrize("name", [x if x == "grpo" else pytest.param(x, marks=pytest.mark.slow) for x in ALGORITHMS])
+@pytest.mark.usefixtures("initial_weights_of_users")
+def test_an_algorithm_trains_and_nothing_unread_changes_it(name):
+    fields, numbers = CARTPOLE, {}
+    if name == "gdpo":  # compares the parts of a reward, of which random tokens get none
+        fields, numbers = WORDS, {"entropy_coef": 0.01}
+    config, key = Config(algorithm=name, **SIZES | fields), jax.random.key(0)
+    train = jax.jit(make_train(config, 3), compiler_options=AS_USERS_COMPILE)
+    hyperparams = config.algorithm.hyperparams(**numbers)
+    start, _ = train(key, hyperparams.replace(learning_rate=0.0))
+    state, metrics = train(key, hyperparams)
+    assert difference(start.params, state.params) and not metrics["optim/skipped_updates"].any()
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((state.params, state.opt_state, metrics)))
+
+    numbers = {name: value for name, value in vars(hyperparams).items() if value is not None}
+    unread = unread_fields(config, hyperparams, numbers)
+    assert unread and "learning_rate" not in unread
+    other, same = train(key, hyperparams.replace(**{name: 0.9 * numbers[name] + 0.01 for name in unread}))
+    assert bits((other.params, other.opt_state, same)) == bits((state.params, state.opt_state, metrics))

@@ -72,9 +72,8 @@ def test_a_run_keeps_its_parameters_and_is_evaluated_under_them():
         state, metrics = train_step(state)
         assert (metrics["episode/length_min"], metrics["episode/length_max"]) == (1, 4)
         assert metrics["environment/steps"] == 2 * (1 + 2 + 3 + 4)
-    for num_episodes, lengths in ((4, [1, 2, 3, 4]), (16, [1] * 4 + [2] * 4 + [3] * 4 + [4] * 4)):
-        play = jax.jit(functools.partial(evaluate, settings, num_episodes=num_episodes))
-        assert play(state, jax.random.key(1)).lengths.tolist() == lengths
+    play = jax.jit(functools.partial(evaluate, settings, num_episodes=16))
+    assert play(state, jax.random.key(1)).lengths.tolist() == [1] * 4 + [2] * 4 + [3] * 4 + [4] * 4
 
 
 @pytest.mark.slow

@@ -52,7 +52,7 @@ def test_start_states_are_those_of_resets_and_are_used_in_turn(plan, starts_per_
 
 
 def test_enough_start_states_for_all_episodes_change_nothing():
-    assert len({str(bits(marks(*each))) for each in (("cpu", None), ("cpu", 5), ("gpu", 5), ("cpu", 1000))}) == 1
+    assert len({str(bits(marks(*each))) for each in (("cpu", None), ("cpu", 1000), ("gpu", 5))}) == 1
 
 
 def test_trunks_of_forked_groups_use_theirs_in_turn():
