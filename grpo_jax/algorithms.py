@@ -66,6 +66,9 @@ class Algorithm(NamedTuple):
 
 def _with_slots(self: Algorithm, /, **slots) -> Algorithm:
     check_arguments("Algorithm", slots, Algorithm._fields)
+    for slot in slots.keys() & {"penalties", "metrics"}:
+        if not isinstance(slots[slot], tuple | list) or not all(map(callable, slots[slot])):
+            raise ConfigError(f"{slot}={function_name(slots[slot])} is no tuple of functions; write {slot}=(f,)")
     return Algorithm(**self._asdict() | slots)
 
 

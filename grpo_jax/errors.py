@@ -18,7 +18,7 @@ class ConfigError(ValueError):
 
 
 class HostError(ConfigError):
-    """An error in the user's own Python code, called by a compiled program; the cause has the frames of that code."""
+    """An error in the user's own Python code; the cause has the frames of that code."""
 
 
 def as_count(name: str, value: Any, why: str = "") -> int:
@@ -185,6 +185,8 @@ def in_short(error: Exception) -> str:
     """An error's message; JAX's for a tracer in Python's `if` or in NumPy is one line, with what to write instead."""
     if not isinstance(error, jax.errors.JAXTypeError):
         return str(error) or type(error).__name__
+    if isinstance(error, jax.errors.UnexpectedTracerError):
+        return f"{first_line(error)}; return it in the state, as what self keeps is of another trace"
     return f"{first_line(error)}; it is traced: write jnp.where or jax.lax.cond for `if`, and jnp for numpy"
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax.errors import ConfigError, first_line
+from grpo_jax.errors import ConfigError, describe_arrays, first_line
 from grpo_jax.types import PyTree, first_difference
 
 _KINDS = (np.bool_, np.integer, np.floating, np.complexfloating)
@@ -67,10 +67,10 @@ def exact_leaves(given: PyTree, values: PyTree, what: str, *, single: bool = Fal
     try:
         leaves = structure.flatten_up_to(_plain(values))
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{what} is {given}, but was given another structure: {first_line(error)}") from error
+        raise ConfigError(f"{what} is {describe_arrays(given)}, but another was given: {first_line(error)}") from error
     leaves = [_exactly(leaf, each.dtype, what) for leaf, each in zip(leaves, like, strict=True)]
-    if single and (other := [leaf.shape for leaf, each in zip(leaves, like, strict=True) if leaf.shape != each.shape]):
-        raise ConfigError(f"{what} has the shapes {other}, but its space is {given}")
+    if single and (other := [pair for pair in zip(leaves, like, strict=True) if pair[0].shape != pair[1].shape]):
+        raise ConfigError("{} has {} in place of {}".format(what, *map(describe_arrays, other[0])))
     return leaves
 
 

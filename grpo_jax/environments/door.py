@@ -15,7 +15,7 @@ from grpo_jax.environments.interface import SIX, env_name, naming, opened, overr
 from grpo_jax.environments.parameters import LIMIT, cast_parameter
 from grpo_jax.environments.spaces import Discrete, action_codec, some_action
 from grpo_jax.environments.time_limits import checked_limit
-from grpo_jax.errors import ConfigError
+from grpo_jax.errors import ConfigError, user_code
 from grpo_jax.types import PyTree
 
 
@@ -71,7 +71,8 @@ def from_gymnax(env: Any, overrides: Mapping[str, Any]) -> Environment:
 
     def reset(key, params):
         observation, state = begin(key, params)
-        state = jax.tree.map(jnp.asarray, state)  # and without weak types, which would trigger a second compile
+        with user_code(f"the state of {name!r} fails", "; make its class a @flax.struct.dataclass of arrays"):
+            state = jax.tree.map(jnp.asarray, state)  # and without weak types, which would trigger a second compile
         return jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), state), encode(observation)
 
     def step(key, state, action, params):
@@ -79,7 +80,9 @@ def from_gymnax(env: Any, overrides: Mapping[str, Any]) -> Environment:
             returned = as_values(whole.step(key, state, decode(action), full(params)), SIX, f"step of {name!r}")
             observation, after, *numbers, info = returned
             after = cast_like(after, state, f"the state of {name!r}")
-            numbers = map(_scalar, numbers, ("the reward", "terminated", "is_truncated"), (name,) * 3)
+            numbers = [*map(_scalar, numbers, ("the reward", "terminated", "is_truncated"), (name,) * 3)]
+            if numbers[0].dtype == bool and jnp.issubdtype(numbers[1].dtype, jnp.floating):
+                raise ConfigError(f"step_env of {name!r} returns terminated before the reward; swap them")
             return transition(after, encode(observation), *numbers)._replace(info=_arrays(info, name))
 
     def optional(part):

@@ -14,7 +14,7 @@ import jax
 
 from grpo_jax.environments.casting import as_values
 from grpo_jax.environments.parameters import LIMIT, cast_parameters
-from grpo_jax.errors import ConfigError, in_short
+from grpo_jax.errors import ConfigError, HostError, in_short, with_own_frames
 from grpo_jax.types import PyTree
 
 _PARTS = ("default_params", "action_space", "reset_env", "step_env", "is_truncated")
@@ -124,4 +124,4 @@ def naming(part: str, name: str) -> Iterator[None]:
         raise
     except Exception as error:
         what = in_short(error).splitlines()[0]
-        raise ConfigError(f"{part} of {name!r}: {type(error).__name__}: {what}") from error
+        raise HostError(f"{part} of {name!r}: {type(error).__name__}: {what}") from with_own_frames(error)

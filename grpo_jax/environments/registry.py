@@ -72,9 +72,7 @@ def environment_object(environment: str | Any) -> Any:
                 found = _registered(environment)
             else:
                 found = from_suite(source, name) if source in SUITES else _imported(environment)
-    if not of_gymnasium(found):
-        return found
-    return HostEnvironment(found)  # which refuses an instance
+    return HostEnvironment(found) if of_gymnasium(found) else found  # an instance is refused
 
 
 def _imported(path: str) -> Any:

@@ -16,37 +16,35 @@ from grpo_jax.environments.spaces import some_action
 def checked_limit(made: Environment, whole: Any, defaults: Any) -> Environment:
     """The environment made of an `opened` object and default parameters, with `truncates_early` where that holds.
 
-    It holds unless the number of steps alone decides (the flags of three steps under a limit of three do not depend on
-    key, actions and parameters), or nothing is ever truncated.
+    It holds unless the number of steps alone decides (the flags of two steps under limits of two and of three do not
+    depend on key, actions and parameters), or nothing is ever truncated.
     """
 
-    def cuts(limit, key, actions, params):
-        """Whether each of the first steps truncates under a limit."""
-        params = dataclasses.replace(defaults, **{LIMIT: limit}, **params)
-        _, state = whole.reset(key, params)
-        found = []
-        for action in actions:
-            _, state, *_, cut, _ = whole.step(key, state, made.codec.decode(action), params)
-            found.append(jnp.asarray(cut, bool))
-        return found
-
-    def cut(state, key, action, params):
-        """Whether a step from any state truncates."""
+    def step(state, key, action, params):
+        """The next state, and whether the step truncates."""
         params = dataclasses.replace(defaults, **params)
-        return [jnp.asarray(whole.step(key, state, made.codec.decode(action), params)[4], bool)]
+        _, state, *_, cut, _ = whole.step(key, state, made.codec.decode(action), params)
+        return state, jnp.asarray(cut, bool)
 
-    key, action = jax.random.key(0), some_action(made.action_space)
-    if _constants(lambda *x: cuts(3, *x), key, [action] * 3, made.params) == [False, False, True]:
+    def first_two(limit, key, action, params):
+        """Whether each of the first two steps truncates under a limit."""
+        params = {**params, LIMIT: limit}
+        _, state = whole.reset(key, dataclasses.replace(defaults, **params))
+        state, first = step(state, key, action, params)
+        return [first, step(state, key, action, params)[1]]
+
+    given = jax.random.key(0), some_action(made.action_space), made.params
+    if _constants(lambda *x: first_two(2, *x) + first_two(3, *x), *given) == [False, True, False, False]:
         return made
-    state = jax.eval_shape(lambda key: whole.reset(key, defaults)[1], key)
-    return made._replace(truncates_early=_constants(cut, state, key, action, made.params) != [False])
+    state = jax.eval_shape(lambda key: whole.reset(key, defaults)[1], given[0])
+    return made._replace(truncates_early=_constants(lambda *x: [step(*x)[1]], state, *given) != [False])
 
 
 def _constants(flags: Callable, *arguments: Any) -> list[bool] | None:
     """The flags that a function gives, if they depend on no argument; else None.
 
     Without all that the flags do not need, their program then has no argument. Of a function that cannot be traced,
-    such as of an environment that cannot have a limit of three steps, nothing is known.
+    such as of an environment that cannot have a limit of two steps, nothing is known.
     """
     try:
         program = jax.make_jaxpr(flags)(*arguments)

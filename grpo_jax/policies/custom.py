@@ -167,7 +167,7 @@ def make_custom_policy(
 
     def checked(part, check):
         def call(*arguments):
-            with user_code(f"{name}: {part} fails"):
+            with user_code(f"{name}: {part} fails", "; apply gives outputs, value" if part == "step" else ""):
                 results = jax.tree.map(jnp.asarray, getattr(policy, part)(*arguments))
             check(results, *arguments)
             return results

@@ -70,10 +70,7 @@ def own_metrics(
     Raises ConfigError for a function that gives no dict, or a name or a value that cannot be recorded.
     """
     metrics: Metrics = {}
-    functions = config.algorithm.metrics
-    if not isinstance(functions, tuple | list) or not all(map(callable, functions)):
-        raise ConfigError(f"metrics={function_name(functions)} is no tuple of functions; write metrics=(f,)")
-    for function in functions:
+    for function in config.algorithm.metrics:
         what = f"metrics={function_name(function)}"
         given = function(trajectory, batch, hyperparams)
         if not isinstance(given, Mapping):

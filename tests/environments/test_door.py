@@ -69,7 +69,7 @@ REFUSED = [
     ({"reward": lambda self, state: 1j}, r"the reward of 'Own' is complex64\[\]"),
     (with_step(lambda step: (*step[:3], jnp.ones(1, bool), {})), r"terminated of 'Own' is bool\[1\]"),
     (with_step(lambda step: step[:4]), "step_env of 'Own' returns 4 values; return the 5"),
-    (with_step(lambda step: (*step[:4], False, {})), "step_env of 'Own' returns 6 values"),
+    (with_step(lambda step: (*step[:2], step[3], step[2], {})), "returns terminated before the reward; swap"),
     ({"reset_env": lambda *_: jnp.zeros(1)}, "reset_env of 'Own' returns .*Tracer; return the 2 values"),
     (with_step(lambda step: (*step[:4], [1])), "the info of 'Own' is list"),
     ({"reward": lambda self, state: 1.0 if state["time"] else 0.0}, "step_env of 'Own'.*write jnp.where"),
@@ -81,6 +81,7 @@ REFUSED = [
     (starting(jnp.zeros(3), jnp.zeros(4)), r"'inner' of type float32\[3\] .* float32\[4\] after a step"),
     (starting({"count": 0}, {"count": 0.5}), r"'inner/count' of type int32\[\] .* float32\[\].*same dtype"),
     (starting({"a": 0}, {"a": 0, "b": 1}), r"'inner/b': missing after a reset, int32\[\] after a step"),
+    (starting("text", "text"), "the state of 'Own' fails with TypeError: Value 'text' .*flax.struct.dataclass"),
     (after({"place": jnp.zeros(1)}), "the observation of 'Own' has 'place': missing after a reset, float32"),
 ]
 
@@ -242,7 +243,7 @@ def test_it_is_found_whether_the_steps_alone_decide_a_truncation():
     for is_truncated, early in (
         (lambda self, state, params: state["time"] >= params.max_steps_in_episode, False),
         (lambda self, state, params: 2 * state["time"] >= params.max_steps_in_episode, True),
-        (lambda self, state, params: state["time"] >= 20, True),
+        (lambda self, state, params: state["time"] >= 3, True),
         (lambda self, state, params: state["luck"] < 0.2, True),
         (lambda self, state, params: jnp.zeros((), bool), False),
     ):

@@ -55,6 +55,7 @@ REFUSED = [
     (of_fields(REMAX._replace(start=ANCHORED)), "whole episodes"),
     (of_fields(GRPO._replace(start=forked(2)), environment="tokens:sort-3"), "rewards whole episodes"),
     (lambda: PPO._replace(advantages=None), "unknown argument 'advantages' of Algorithm: did you mean 'advantage'"),
+    (lambda: PPO._replace(penalties=len), r"penalties=.*len is no tuple of functions; write penalties=\(f,\)"),
     (lambda: forked(2.5), "the same state is forked"),
 ]
 

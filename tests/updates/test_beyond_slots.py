@@ -166,7 +166,6 @@ REFUSED = [
     ),
     ({"environment": Reporting(), "extras": ("ages",)}, "extras: the info of 'Probe' has no 'ages': did you mean"),
     ({"algorithm": MISSING}, r"with_hyperparams\(\w+:powered, .power.\) needs the hyperparameter .power., which H"),
-    ({"algorithm": GRPO._replace(metrics=rewarded)}, r"is no tuple of functions; write metrics=\(f,\)"),
     ({"algorithm": GRPO._replace(metrics=(rewarded, rewarded))}, "rewarded gives 'mine/reward', but another metric"),
     ({"algorithm": GRPO._replace(metrics=(lambda trajectory: {},))}, r"fills the slot metrics, which is called as f\("),
     ({"algorithm": GRPO._replace(baseline=lambda *_: (0.0,))}, "the slot 'baseline' should .*not 1 results"),
