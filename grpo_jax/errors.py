@@ -163,11 +163,8 @@ def describe_value(value: Any) -> str:
 
 def are_alike(tree: Any, other: Any) -> bool:
     """Whether two trees of arrays have the same structure, shapes and dtypes."""
-
-    def types(tree):
-        return [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)]
-
-    return jax.tree.structure(tree) == jax.tree.structure(other) and types(tree) == types(other)
+    first, second = ([(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(each)] for each in (tree, other))
+    return jax.tree.structure(tree) == jax.tree.structure(other) and first == second
 
 
 @contextlib.contextmanager
