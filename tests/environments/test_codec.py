@@ -114,7 +114,7 @@ def policy_of(environment, **fields):
     """An untrained policy, which acts."""
     config = small_config("ppo", environment, num_envs=2, num_steps=4, **fields)
     parts = Normalizer(None, None), Hyperparams(), {}, np.float32(0), np.int64(0), np.int32(0)
-    return TrainedPolicy("run", config, config.policy.init(KEY), *parts)
+    return TrainedPolicy("run", config, jax.jit(config.policy.init)(KEY), *parts)
 
 
 def test_a_policy_takes_and_gives_what_an_environment_on_the_host_does(tmp_path, monkeypatch):

@@ -206,7 +206,7 @@ GRU = MLP((4,), recurrent="gru", recurrent_size=3)
 @pytest.mark.parametrize("network", [MLP((4,)), pytest.param(GRU, marks=pytest.mark.slow)])
 def test_an_early_truncation_is_bootstrapped_from_its_true_final_observation(network):
     config = small_config("ppo", OutOfBounds(), num_envs=4, num_steps=24, network=network)
-    env, params = config.env, config.policy.init(KEY)
+    env, params = config.env, jax.jit(config.policy.init)(KEY)
     simulator = Simulator(env, config.policy, params)
 
     @jax.jit

@@ -5,12 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from probes import Probe
 
 from grpo_jax import GRPO, Config, Hyperparams, make_init, make_train_step, objectives, with_reference
 from grpo_jax.algorithms import by_name
 from grpo_jax.baselines import GigpoHyperparams
 from grpo_jax.environments.tokens import Reward, make_task
-from grpo_jax.policies import Transformer, categorical, diagonal_gaussian
+from grpo_jax.policies import MLP, Transformer, categorical, diagonal_gaussian
 from grpo_jax.types import RewardParts, Trajectory
 
 EPS = np.finfo(np.float32).eps
@@ -118,9 +119,10 @@ MOVES = {
         {"kl_target": 1e-6, "adam_eps": 1e-12},
     ),
     "bfloat16": ({"algorithm": "grpo", **half(2)}, {}),
+    "dense": ({"environment": Probe(), "algorithm": with_reference(GRPO), "network": MLP((8,))}, {"adam_eps": 1e-12}),
     "reference, bfloat16": ({"algorithm": with_reference(GRPO), "optimizer": rmsprop, **half(1)}, {"adam_eps": 1e-12}),
 }
-SLOW = {name: [pytest.mark.slow] * (name != "off_policy_mask") for name in MOVES}
+SLOW = {name: [pytest.mark.slow] * (name != "dense") for name in MOVES}
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW[name]) for name in MOVES])
@@ -128,8 +130,8 @@ def test_an_update_without_signal_changes_nothing(name):
     """Rounding of each penalty and mask alone is in `test_penalties_and_masks_start_beyond_rounding`."""
     fields, numbers = MOVES[name]
     task = make_task("sort-3")._replace(rewards=ZERO)
-    network = {"network": Transformer(width=16, num_layers=1, num_heads=2)}
-    config = Config(environment=task, **SMALL | network | fields)
+    common = {"environment": task, "network": Transformer(width=16, num_layers=1, num_heads=2)}
+    config = Config(**SMALL | common | fields)
     hyperparams = Hyperparams(num_iterations=20, kl_coef=0.1, learning_rate=0.01, **numbers)
     state = first = jax.jit(make_init(config))(jax.random.key(0), hyperparams)
     step = jax.jit(make_train_step(config))

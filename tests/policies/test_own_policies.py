@@ -69,7 +69,7 @@ def recurrent(observation, distribution, critic):
 
 def test_a_function_a_path_and_a_frozen_dataclass_are_the_same_network():
     configs, x = [Config(network=network, **SMALL) for network in (linear, f"{__name__}:linear", Linear())], jnp.eye(4)
-    results = [bits(config.policy.step(config.policy.init(jax.random.key(0)), x, ())) for config in configs]
+    results = [bits(config.policy.step(jax.jit(config.policy.init)(jax.random.key(0)), x, ())) for config in configs]
     assert results[0] == results[1] == results[2]
     assert configs[0] == Config(network=linear, **SMALL) and hash(configs[0]) == hash(Config(network=linear, **SMALL))
     assert configs[2] == Config(network=Linear(), **SMALL) != Config(network=Linear(2.0), **SMALL)
