@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -95,11 +96,13 @@ def read_params(source: Path, architecture: Transformer, tensor: Callable[[str],
 def _check_shapes(source: Path | str, architecture: Transformer, params: PyTree) -> None:
     """Raises ConfigError for weights of other sizes than the architecture's."""
     tokens = categorical(architecture.vocab_size or len(params["embedding"]))
-    policy = make_token_policy(dataclasses.replace(architecture, shared_critic=False), tokens, max_steps=1)
-    expected, arrays = by_path(jax.eval_shape(policy.init, jax.random.key(0))["actor"]), by_path(params)
+    small = dataclasses.replace(architecture, num_layers=1, shared_critic=False)  # all layers have the same sizes
+    policy = make_token_policy(small, tokens, max_steps=1)
+    of_first, arrays = by_path(jax.eval_shape(policy.init, jax.random.key(0))["actor"]), by_path(params)
     for path, names in published_names(architecture).items():
-        if (shape := jnp.shape(arrays[path])) != expected[path].shape:
-            shapes = f"{shape} instead of {expected[path].shape}"
+        expected = of_first[re.sub(r"block_\d+", "block_0", path)].shape
+        if (shape := jnp.shape(arrays[path])) != expected:
+            shapes = f"{shape} instead of {expected}"
             raise ConfigError(f"{source}: {' and '.join(names)} of another size than config.json implies: {shapes}")
 
 

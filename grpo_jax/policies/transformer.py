@@ -165,11 +165,12 @@ def add_lora(architecture: Transformer, params: PyTree, key: jax.Array) -> PyTre
     Raises:
       ConfigError: the architecture has no `lora_rank`, or the parameters have adapters already.
     """
-    flat = flatten_dict(params)
+    flat, rank = flatten_dict(params), architecture.lora_rank
     if architecture.adapter is None:
         raise ConfigError("add_lora needs an architecture with adapters; use dataclasses.replace(..., lora_rank=16)")
     if any(path[-1] == "lora_a" for path in flat):
         raise ConfigError("the parameters have adapters already; merge_lora adds them to the weights")
+    kernels = {}
     for number, path in enumerate(sorted(flat)):
         *layer, name = path
         leaf = flat[path]
@@ -178,9 +179,12 @@ def add_lora(architecture: Transformer, params: PyTree, key: jax.Array) -> PyTre
         if name in ("kernel", "bias", "embedding") and not is_trained("/".join(path)):
             flat[path] = leaf.astype(architecture.frozen_dtype)
         if name == "kernel" and layer[-1] in DENSE_LAYERS:
-            (inputs, outputs), rank = leaf.shape, architecture.lora_rank
-            flat[*layer, "lora_a"] = adapter_init(jax.random.fold_in(key, number), (inputs, rank), jnp.float32)
-            flat[*layer, "lora_b"] = jnp.zeros((rank, outputs), jnp.float32)
+            kernels.setdefault(leaf.shape, {})[number] = layer
+    for (inputs, outputs), layers in kernels.items():  # a draw for each size, not each layer: far less to compile
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.array([*layers]))
+        drawn = jax.vmap(lambda key, shape=(inputs, rank): adapter_init(key, shape, jnp.float32))(keys)
+        for layer, lora_a in zip(layers.values(), drawn, strict=True):
+            flat[*layer, "lora_a"], flat[*layer, "lora_b"] = lora_a, jnp.zeros((rank, outputs), jnp.float32)
     return unflatten_dict(flat)
 
 

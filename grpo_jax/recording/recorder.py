@@ -116,7 +116,7 @@ def recorded_run(
     check_read((config, hyperparams))
     hyperparams = completed(hyperparams, config.hyperparams_class)
     check_rows(hyperparams, keys)
-    check_options(config, **{name: options.get(name) for name in ("params", "callback", "mesh")})
+    check_options(config, hyperparams, **{name: options.get(name) for name in ("params", "callback", "mesh")})
     spec, out = RunSpec(name_of(config.algorithm), config, hyperparams, keys, env_params), recording.out
     from_process_zero(lambda: prepare_folder(out, [spec], resume=recording.resume))
     try:

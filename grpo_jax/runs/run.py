@@ -135,7 +135,7 @@ class Rows:
     def __post_init__(self):
         self.hyperparams = completed(self.hyperparams, self.config.hyperparams_class)
         check_rows(self.hyperparams, self.keys)
-        check_options(self.config, self.params, self.callback, self.mesh)
+        check_options(self.config, self.hyperparams, self.params, self.callback, self.mesh)
         self.mesh = make_row_mesh(len(self.keys)) if self.mesh is None else self.mesh
         check_mesh(self.config, self.mesh)
         self.chunk_length = _chunk_length(self.config, self.hyperparams, self.chunk_length, self.evaluate)
@@ -171,7 +171,7 @@ class Rows:
         params, resume_from = self.params, self.resume_from
         if makes_params(params):  # a resumed run needs only their shapes
             params = params() if resume_from is None else resume_from.states.params
-            check_options(self.config, params)
+            check_options(self.config, self.hyperparams, params)
         given = self.hyperparams, self.keys, self.env_params, params, self.normalizer
         self._types = jax.tree.structure(given), tuple(map(jax.typeof, jax.tree.leaves(given)))
         init = functools.partial(initial_states, self.config, mesh=self.mesh)

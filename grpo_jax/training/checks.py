@@ -57,7 +57,9 @@ def check_rows(hyperparams: Hyperparams, keys: jax.Array) -> None:
             )
 
 
-def check_options(config: Config, params: PyTree = None, callback: Any = None, mesh: Any = None) -> None:
+def check_options(
+    config: Config, hyperparams: Hyperparams, params: PyTree = None, callback: Any = None, mesh: Any = None
+) -> None:
     """Raises ConfigError for options of `run` that are something else, or parameters of another policy."""
     if callback is not None and not callable(callback):
         raise ConfigError(f"callback={callback!r} must be a function (progress, chunk)")
@@ -65,9 +67,10 @@ def check_options(config: Config, params: PyTree = None, callback: Any = None, m
         raise ConfigError(f"mesh={mesh!r} must be a mesh, such as grpo_jax.make_mesh(seeds=2)")
     if params is None or makes_params(params):
         return
-    expected, given = jax.eval_shape(config.policy.init, jax.random.key(0)), jax.tree.structure(params)
-    if given != jax.tree.structure(expected):
-        raise ConfigError(f"params have the structure {given}, but the policy's is {jax.tree.structure(expected)}")
+    begun = _begun(config, jax.tree.structure(completed(hyperparams, config.hyperparams_class)))
+    expected, given = jax.tree.structure(begun.out_info.params), jax.tree.structure(params)
+    if given != expected:
+        raise ConfigError(f"params have the structure {given}, but the policy's is {expected}")
 
 
 def makes_params(params: PyTree) -> bool:
