@@ -5,6 +5,7 @@ import dataclasses
 import datetime
 import errno
 import functools
+import gc
 import os
 import shlex
 import signal
@@ -23,7 +24,7 @@ from grpo_jax.errors import ConfigError, HostError
 from grpo_jax.recording.config_file import NotTrustedError
 from grpo_jax.recording.run_folder import StopSignal
 from grpo_jax.runs.processes import is_process_zero
-from grpo_jax.runs.programs import compiling
+from grpo_jax.runs.programs import compiling, keep_programs
 
 # None: raised by this library. An error with the name of a file is one of the disk too.
 DISK_ERRORS = {None, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
@@ -33,7 +34,7 @@ PATIENT = " ".join(f"--xla_cpu_collective_call_{event}_timeout_seconds=86400" fo
 
 
 def command(main: Callable[[], None]) -> None:
-    """Runs a command on all cores.
+    """Runs a command on all cores, with the programs that earlier ones have compiled.
 
     Wrong arguments, too little memory and a disk that cannot be written to are reported in one line.
     """
@@ -52,6 +53,8 @@ def command(main: Callable[[], None]) -> None:
     try:
         join_processes()
         answer_interrupts()
+        keep_programs()
+        gc.set_threshold(20_000)  # by default a fifth of the time to trace a transformer goes into collections
         main()
     except StopSignal as stop:
         if is_process_zero():

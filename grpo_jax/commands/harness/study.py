@@ -26,7 +26,6 @@ from grpo_jax.recording.run_folder import Recording
 from grpo_jax.recording.statistics import describe_seeds
 from grpo_jax.runs.evaluations import Evaluate, reached_return
 from grpo_jax.runs.processes import is_process_zero
-from grpo_jax.runs.programs import keep_programs
 from grpo_jax.runs.progress import Chunk, Progress
 from grpo_jax.runs.run_spec import RunSpec
 from grpo_jax.sweeps import study
@@ -144,7 +143,6 @@ def study_options(name: str, arguments: StudyArguments) -> dict[str, Any]:
     if arguments.recording.resume and out is None:
         raise ConfigError("--resume needs the folder of the run; name it with --out")
     arguments.recording.check()
-    keep_programs()  # also for a warm start, before the run
     return {
         "recording": dataclasses.replace(arguments.recording, out=out or new_folder(name)),
         "evaluate": arguments.evaluation.make(),
