@@ -103,7 +103,7 @@ def main(arguments: Arguments) -> None:
     if (adapter := task.model.adapter) is not None:
         saved = "" if arguments.lora_rank is None else ", and a whole model is saved"
         console.print(f"Training begins with {adapter}, added to {task.model.folder}{saved}", soft_wrap=True)
-    train(arguments, task, [arguments.model] * arguments.num_seeds, make_plan(arguments, task))
+    train(arguments, task, make_plan(arguments, task))
 
 
 if __name__ == "__main__":

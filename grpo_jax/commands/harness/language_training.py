@@ -1,7 +1,6 @@
 """The runs of `grpo-jax lm`: trained, measured on held-out prompts, and saved as folders."""
 
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from grpo_jax import Config, TrainState
 from grpo_jax.commands.harness.language_runs import HeldOutCurves, measured_on
 from grpo_jax.commands.harness.study import CommandStudy
 from grpo_jax.language import LanguageTask, RewardError, load_params, save_adapter, save_trained
-from grpo_jax.language.folder import find_model, read_fields
+from grpo_jax.language.folder import read_fields
 from grpo_jax.policies import add_lora
 from grpo_jax.recording.files import write_json
 from grpo_jax.recording.run_folder import CHECKPOINTS, StopSignal, deferred_signals
@@ -24,13 +23,12 @@ from grpo_jax.types import PyTree
 TEMPLATE = "template.json"
 
 
-def train(arguments: Any, task: LanguageTask, starts: Sequence[Path], plan: RunSpec) -> None:
+def train(arguments: Any, task: LanguageTask, plan: RunSpec) -> None:
     """Trains models on a task, and writes the results, and the folder of the trained model of each seed.
 
     Args:
       arguments: the flags of `grpo-jax lm`.
       task: prompts and rewards.
-      starts: the folder of each seed's model before training.
       plan: the run.
     """
     with deferred_signals() as received:
@@ -41,28 +39,28 @@ def train(arguments: Any, task: LanguageTask, starts: Sequence[Path], plan: RunS
         study = CommandStudy("language_model", [plan], arguments, score=score)
         record_template(study.out, task)
         curves = HeldOutCurves(task, plan, study.out, study.console, arguments, received)
-        params = _train(study, curves, starts).params
+        params = _train(study, curves).params
         curves.finish()
         curves.states = None  # the moments are no longer needed
-        save_models(curves, params, starts)
+        save_models(curves, params)
         study.finish()
         if arguments.lora_rank is None and arguments.recording.checkpoint_every is None:
             shutil.rmtree(study.out / CHECKPOINTS, ignore_errors=True)  # large, and the models are written
 
 
-def _train(study: CommandStudy, curves: HeldOutCurves, starts: Sequence[Path]) -> TrainState:
+def _train(study: CommandStudy, curves: HeldOutCurves) -> TrainState:
     """The trained states of a run, which is added to the study."""
     plan, keys = curves.plan, curves.arguments.evaluation_keys
 
     def params():
-        loaded = {folder: load_params(folder)["actor"] for folder in {*starts}}
-        actors = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(loaded[folder] for folder in starts))
+        actor = load_params(curves.arguments.model)["actor"]
+        actors = jax.tree.map(lambda leaf: jnp.stack([leaf] * len(plan.keys)), actor)
         return params_from_warm_start(plan.config, actors, plan.keys)
 
     try:
         run = study.train(plan, keys, params=params, callback=curves)
     except StopSignal:
-        save_models(curves, curves.states.params, starts)
+        save_models(curves, curves.states.params)
         raise
     except RewardError as error:
         if not (study.out / "checkpoints").is_dir():
@@ -112,19 +110,18 @@ def model_folders(out: Path, name: str, num_seeds: int) -> list[Path]:
     return [out / name] if num_seeds == 1 else [out / f"{name}_{seed}" for seed in range(num_seeds)]
 
 
-def save_models(curves: HeldOutCurves, params: PyTree, starts: Sequence[Path]) -> None:
+def save_models(curves: HeldOutCurves, params: PyTree) -> None:
     """Writes the folder of the model of each seed, or that of its adapter, beside the measurements of a run.
 
     Args:
       curves: of the run.
       params: trained, each leaf `[num_seeds, ...]`.
-      starts: the folder of each seed's model before training.
     """
     arguments, config = curves.arguments, curves.plan.config
     # What an adapter on an adapter changes is not the base model's.
     saves_adapter = arguments.lora_rank is not None and not arguments.merge_lora and curves.task.model.adapter is None
     save, name = (save_adapter, "adapter") if saves_adapter else (save_trained, "model")
     for seed, folder in enumerate(model_folders(curves.folder, name, arguments.num_seeds)):
-        trained = curves.task.model._replace(folder=find_model(starts[seed])[0], architecture=config.network)
+        trained = curves.task.model._replace(architecture=config.network)
         save(folder, trained, jax.tree.map(lambda leaf, seed=seed: leaf[seed], params), dtype=arguments.save_dtype)
         curves.console.print(f"The trained {name}: {folder}", soft_wrap=True)
