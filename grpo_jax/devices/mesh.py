@@ -87,7 +87,7 @@ def over_rows(function: Callable[[PyTree], PyTree], mesh: Mesh) -> Callable[[PyT
     on_cpu = mesh.devices.flat[0].platform == "cpu"
 
     def on_one_device(rows):
-        if jax.tree.leaves(rows)[0].shape[0] == 1:  # no loop, and no `vmap`, which would compute both branches of a `cond`
+        if jax.tree.leaves(rows)[0].shape[0] == 1:  # no loop; `vmap` would compute both branches of a `cond`
             return jax.tree.map(lambda leaf: leaf[None], function(jax.tree.map(lambda leaf: leaf[0], rows)))
         if on_cpu:
             return jax.lax.map(function, rows)
