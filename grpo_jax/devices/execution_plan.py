@@ -15,6 +15,7 @@ What XLA chooses while it compiles for a platform, or what holds on all of them:
 | `policies/hopper.py` | on the plan "hopper": the kernel for CUDA, XLA's products for other platforms |
 | `objectives/returns.py` | the loop over returns is unrolled, but not on a CPU |
 | `objectives/reductions.py` | the sums of a loss and its metrics are one pass, but not on a CPU |
+| `rollouts/rollout.py` | a barrier, without which XLA computes a step several times, but not on a CPU |
 | `updates/loss.py`, `updates/minibatches.py` | barriers, without which XLA computes a gather or a loss several times |
 | `updates/optimizers.py` | small parameters are one vector for the optimiser: less to compile |
 | `updates/epochs.py` | on the plan "hopper" the loop over updates carries that vector |
@@ -35,9 +36,9 @@ class ExecutionPlan:
     value_passes: int
     """Passes over a rollout that compute values and log-probabilities; 0, or with a policy carry: in each step."""
     steps_per_loop: int
-    """Steps in one iteration of the loops of rollouts and of recurrent layers (unrolling)."""
+    """Steps in one iteration of the loops of rollouts (the most that divide it) and of recurrent layers (unrolling)."""
     num_reset_draws: int
-    """Start states of each environment drawn at once, behind a branch, when none is left; 0: one at every step."""
+    """Start states of each environment drawn at once, behind a branch, when none is left; 0: one for every step."""
     samples_per_part: int
     """The most samples of a minibatch whose gradient is computed at once."""
     skips_empty_parts: bool

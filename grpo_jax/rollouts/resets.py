@@ -12,11 +12,16 @@ from grpo_jax.observations import leading_shape
 from grpo_jax.rollouts.scan import any_in_all_rows
 from grpo_jax.types import PyTree, RolloutState
 
+MAX_BYTES = 2**28
+"""The most memory of start states that are drawn for several steps of a loop at once, of all environments."""
+
 
 class StartStates(NamedTuple):
     """The start states of the new episodes in a rollout, some of which are drawn ahead and carried through its loop."""
 
-    take: Callable  # (ahead, ended [B] bool, episode [B]) -> ahead, (states, observations), each leaf [B, ...]
+    # (episode [B], num_steps) -> take: (ahead, ended [B] bool, episode [B]) -> ahead, (states, observations), each leaf
+    # [B, ...], in the next `num_steps` steps
+    before_steps: Callable
     ahead: PyTree = ()  # before the first step, each leaf [B, ...]
 
 
@@ -28,7 +33,7 @@ def make_start_states(
     A reset is many small operations, and few episodes end at any one step. With `num_draws` that many start states of
     each environment are drawn at once, behind a branch, when an episode ends and none is left for the next. The branch
     is faster on a CPU; on a GPU it forces a sync, and environments that are split over devices would have to agree on
-    it: there one is drawn at every step. The numbers are the same.
+    it: there one is drawn for every step, for all steps of an iteration of the loop at once. The numbers are the same.
 
     With `num_starts` all start states are drawn before the rollout, and those of an environment are used in turn:
     episode n starts from state n modulo `num_starts`. Then there is neither a branch nor a draw at any step.
@@ -37,7 +42,7 @@ def make_start_states(
       environment: the environment.
       start: the state before the rollout, with the parameters of the `B` environments.
       keys: `[B]`; environments with equal keys get equal start states.
-      num_draws: start states that are drawn at once; 0: one is drawn at every step.
+      num_draws: start states that are drawn at once; 0: one is drawn for every step.
       num_starts: start states of each environment in this rollout; None: a new one for every episode.
 
     Returns:
@@ -51,25 +56,29 @@ def make_start_states(
         one = jax.vmap(draw, in_axes=(None, None, 0))
         return jax.vmap(one)(keys, start.environment_params, first[:, None] + jnp.arange(number)[None])
 
+    num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves((start.environment, start.observation)))
     if num_starts is None and (not num_draws or envs_are_split()):
-        return StartStates(
-            lambda ahead, ended, episode: (ahead, jax.vmap(draw)(keys, start.environment_params, episode))
-        )
+
+        def before_steps(first, num_steps):
+            if num_steps * num_bytes > MAX_BYTES:
+                return lambda ahead, ended, episode: (ahead, _at(draw_many(episode, 1), 0))
+            drawn = draw_many(first, num_steps)
+            return lambda ahead, ended, episode: (ahead, _at(drawn, episode - first))
+
+        return StartStates(before_steps)
     zeros = jnp.zeros(start.num_envs, jnp.int32)
     if num_starts is not None:
         drawn = draw_many(zeros, num_starts)
-        return StartStates(lambda ahead, ended, episode: (ahead, _at(drawn, episode % num_starts)))
+        return StartStates(lambda *_: lambda ahead, ended, episode: (ahead, _at(drawn, episode % num_starts)))
 
     def take(ahead, ended, episode):
         is_short = any_in_all_rows(ended & (episode >= ahead[1] + num_draws))
         ahead = jax.lax.cond(is_short, lambda: (draw_many(episode, num_draws), episode), lambda: ahead)
         return ahead, _at(ahead[0], episode - ahead[1])
 
-    def copies(x):
-        return jnp.broadcast_to(x[:, None], (len(x), num_draws, *x.shape[1:]))
-
     # Nothing is drawn yet: the first end of an episode replaces these copies.
-    return StartStates(take, (jax.tree.map(copies, (start.environment, start.observation)), zeros - num_draws))
+    copies = jax.tree.map(lambda x: jnp.stack([x] * num_draws, axis=1), (start.environment, start.observation))
+    return StartStates(lambda *_: take, (copies, zeros - num_draws))
 
 
 def _at(drawn: PyTree, index: jax.Array) -> PyTree:

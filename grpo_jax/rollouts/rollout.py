@@ -112,7 +112,12 @@ class Simulator(NamedTuple):
         # What the loop carries; the parameters of the environments stay as they are, so it need not carry them.
         start, environment_params = state._replace(environment_params=None), state.environment_params
         start_states = self._start_states(state, key_reset, num_steps) if auto_reset else None
-        step = functools.partial(self._step, start_states and start_states.take, environment_params, greedy)
+
+        def steps(carry, xs):
+            take_start = start_states and start_states.before_steps(carry.num_done, len(xs[1]))
+            step = functools.partial(self._step, take_start, environment_params, greedy)
+            return jax.lax.scan(step, carry, xs, unroll=True)
+
         carry = LoopCarry(
             start,
             num_done=jnp.zeros(num_envs, jnp.int32),
@@ -127,7 +132,7 @@ class Simulator(NamedTuple):
         # Where values are read, an episode has one more step after its end: its value is the final observation's.
         num_after = int(self.policy.has_critic or self.keep_final)
         carry, trajectory = scan_in_blocks(
-            *(step, carry, key_steps, num_steps, draw, plan),
+            *(steps, carry, key_steps, num_steps, draw, plan),
             goes_on=(lambda carry: any_in_all_rows(carry.num_done <= num_after)) if stops else None,
             resize=self._resize if has_stages else None,
         )
@@ -189,7 +194,7 @@ class Simulator(NamedTuple):
         """One step of the loop: the next carry and the record, each leaf `[B, ...]`.
 
         Args:
-          take_start: gives the start states of new episodes (see `StartStates`); None: no episode follows another.
+          take_start: of `StartStates.before_steps`; None: no episode follows another.
           environment_params, greedy: as of `unroll`.
           carry: before the step.
           xs: the noise of the actions, and the keys of the environments.
@@ -249,6 +254,10 @@ class Simulator(NamedTuple):
         transition = jax.vmap(environment.step)(
             keys, state.environment, family.to_environment(action), environment_params
         )
+        if self.plan.steps_per_loop > 1:  # or XLA computes a step again wherever its results are read
+            rest = {"observation": transition.observation, "info": transition.info}
+            action, transition = jax.lax.optimization_barrier((action, transition._replace(observation=None, info={})))
+            transition = transition._replace(**rest)
         is_diverged = None
         if environment.can_diverge:
             is_diverged = alive & jax.vmap(diverged)(state.environment, transition)

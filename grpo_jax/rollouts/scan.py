@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
 from grpo_jax.devices.execution_plan import ExecutionPlan
+from grpo_jax.rollouts.packing import pack, unpack
 from grpo_jax.types import PyTree
 
 MAX_BLOCK = 128
@@ -28,7 +29,7 @@ def block_length(num_steps: int, most: int | None = None) -> int:
 
 
 def scan_in_blocks(
-    step: Callable,
+    steps: Callable,
     carry: PyTree,
     key: jax.Array,
     num_steps: int,
@@ -45,7 +46,8 @@ def scan_in_blocks(
     one block, so they have one stage, and nothing is resized.
 
     Args:
-      step: `(carry, x) -> (carry, output)`, each leaf `[B, ...]`.
+      steps: `(carry, xs) -> (carry, outputs)`, one iteration of the loop: `plan.steps_per_loop` steps, or the most
+        below it that divide a block, each leaf of `xs` and `outputs` `[k, B, ...]`.
       carry: before the first step.
       key: of all random numbers.
       num_steps: `T`.
@@ -63,15 +65,22 @@ def scan_in_blocks(
     scan = jax.lax.scan if goes_on is None else functools.partial(_scan_while, goes_on)
 
     def play(carry, xs):
-        num_steps = jax.tree.leaves(xs)[0].shape[0]
-        return jax.lax.scan(step, carry, xs, unroll=min(plan.steps_per_loop, num_steps))
+        if plan.steps_per_loop == 1:
+            carry, outputs = jax.lax.scan(steps, carry, _in_parts(xs, 1))
+            return carry, _concatenated(outputs)
+
+        def packed(carry, xs):
+            carry, outputs = steps(carry, xs)
+            return carry, pack(outputs)
+
+        carry, outputs = jax.lax.scan(packed, carry, _in_parts(xs, plan.steps_per_loop))
+        return carry, _concatenated(unpack(outputs))
 
     def block(carry, key):
         xs = draw(key, length)
         if goes_on is None:
             return play(carry, xs)
-        part = block_length(length, plan.steps_per_check)
-        carry, outputs = scan(play, carry, jax.tree.map(lambda x: x.reshape(-1, part, *x.shape[1:]), xs))
+        carry, outputs = scan(play, carry, _in_parts(xs, plan.steps_per_check))
         return carry, _concatenated(outputs)
 
     keys = jax.random.split(key, num_blocks)
@@ -86,6 +95,12 @@ def scan_in_blocks(
         carry, outputs = scan(block, carry, keys[start:end])
         start, stages = end, [*stages, _concatenated(outputs)]
     return carry, jax.tree.map(lambda *parts: jnp.concatenate(parts), *stages)
+
+
+def _in_parts(xs: PyTree, most: int) -> PyTree:
+    """`[T, ...]` to `[T / n, n, ...]`, with the largest `n` up to `most` that divides `T`."""
+    length = block_length(jax.tree.leaves(xs)[0].shape[0], most)
+    return jax.tree.map(lambda x: x.reshape(-1, length, *x.shape[1:]), xs)
 
 
 def _concatenated(outputs: PyTree) -> PyTree:
