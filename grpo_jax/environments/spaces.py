@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax.errors import ConfigError
+from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.types import PyTree
 
 
@@ -41,8 +41,10 @@ def action_codec(space: Any, name: str) -> tuple[ActionSpace, Callable]:
     Raises:
       ConfigError: for other spaces, and for a `Box` of whole numbers.
     """
-    if isinstance(space, ActionSpace):
-        return space, lambda action: action
+    if isinstance(space, Discrete):
+        return Discrete(as_count("num_actions", space.num_actions)), lambda action: action
+    if isinstance(space, ActionSpace):  # a number is a vector of one
+        return type(space)(*(tuple(np.ravel(each).tolist()) for each in space)), lambda action: action
     start = getattr(space, "start", 0)
     match _kind(space):
         case "Discrete":

@@ -27,7 +27,7 @@ class Push(Probe):
         return observation, after, 1 - jnp.square(action[0] - state.mark), terminated, info
 
     def action_space(self, params):
-        return Box((-1.0,), (1.0,))
+        return Box(-1.0, 1.0)
 
 
 def paid_tokens():

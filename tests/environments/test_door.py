@@ -73,7 +73,7 @@ REFUSED = [
     ({"reset_env": lambda *_: jnp.zeros(1)}, "reset_env of 'Own' returns .*Tracer; return the 2 values"),
     (with_step(lambda step: (*step[:4], [1])), "the info of 'Own' is list"),
     ({"reward": lambda self, state: 1.0 if state["time"] else 0.0}, "step_env of 'Own'.*write jnp.where"),
-    ({"reward": lambda self, state: state["missing"]}, "step_env of 'Own': KeyError: 'missing'"),
+    ({"action_space": lambda *_: Discrete(0)}, "num_actions=0 is not a positive integer"),
     ({"action_space": Discrete(2)}, "action_space of 'Own' is a value; write a method"),
     ({"default_params": lambda self: ProbeParams()}, "default_params of 'Own' must be"),
     ({"action_mask": lambda *_: jnp.ones(3, bool)}, r"action_mask of 'Own' has shape \(3,\)"),
