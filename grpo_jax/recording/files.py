@@ -213,7 +213,7 @@ def read_as(path: Path, kind: Any) -> Any:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
+        raise ConfigError(f"{path} cannot be read: {error}; restore the file, or move it away") from error
     if not fits(found, kind):
         raise ConfigError(f"{path} cannot be read: in JSON it must be {describe_kind(kind)}, and is not")
     return found

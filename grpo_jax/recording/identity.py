@@ -84,8 +84,10 @@ def identity(value: Any, seen: dict[int, Any] | None = None) -> Any:
 
 def check_same(saved: Any, now: Any, name: str = "") -> None:
     """Raises ConfigError with the path of the first value of JSON that differs, but for a budget that was raised."""
-    if isinstance(saved, list) and isinstance(now, list) and any(isinstance(part, Mapping) for part in now):
-        saved, now = dict(enumerate(saved)), dict(enumerate(now))
+    if isinstance(saved, list) and isinstance(now, list):
+        parts = [*now, *(each for part in now if isinstance(part, list) for each in part)]
+        if any(isinstance(part, Mapping) for part in parts):
+            saved, now = dict(enumerate(saved)), dict(enumerate(now))
     others = {*saved} ^ {*now} if name in ("config", "hyperparams") else ()
     if isinstance(saved, Mapping) and isinstance(now, Mapping) and not others:
         for field in {**saved, **now}:
@@ -128,7 +130,7 @@ def _code(source: str) -> str:
     """The source without comments, docstrings and layout."""
     tree = ast.parse(textwrap.dedent(source))
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node) is not None:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and ast.get_docstring(node):
             del node.body[0]
     return ast.unparse(tree)
 

@@ -1,5 +1,6 @@
 """Host: the metrics of a run in TensorBoard or Weights & Biases, of many seeds as quantiles."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -115,8 +116,9 @@ def log_table(name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], 
     """Adds a table of named columns to the active run of Weights & Biases, beside the metrics of the last iteration."""
     import wandb
 
-    table = wandb.Table(columns=list(columns), data=[list(row) for row in rows])
-    wandb.run.log({name: table}, step=max(iteration - 1, 0))
+    with contextlib.suppress(Exception):  # where it fails, the run goes on without it
+        table = wandb.Table(columns=list(columns), data=[list(row) for row in rows])
+        wandb.run.log({name: table}, step=max(iteration - 1, 0))
 
 
 def over_seeds(

@@ -89,8 +89,7 @@ def test_without_equal_states_the_step_term_is_0():
 
 def test_a_text_of_one_turn_is_compared_as_a_whole():
     rewards, tokens, _ = random_turns(6)
-    acted = np.ones((T, N), bool)
-    scores = rewards.astype(np.float64).sum(0).reshape(-1, GROUP)
+    acted, scores = np.ones((T, N), bool), rewards.astype(np.float64).sum(0).reshape(-1, GROUP)
     expected = (scores - scores.mean(1, keepdims=True)) / scores.std(1, keepdims=True)
     actual = by_turn(rewards, tokens, acted, GROUP, discount=0.5)
     np.testing.assert_allclose(actual, np.broadcast_to(expected.reshape(1, -1), (T, N)), **OPTIONS)

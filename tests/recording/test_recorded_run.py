@@ -143,7 +143,7 @@ def test_a_mistake_leaves_no_folder(tmp_path):
         ({"hyperparams": Hyperparams(total_steps=3.0)}, "does not allow one iteration"),
         ({"evaluations": 3}, "unknown argument 'evaluations'.*evaluate"),
         ({"keys": [*KEYS]}, "keys must be one key for each row"),
-        *(({"keys": wrong}, "one for each row|for each key") for wrong in (KEYS[0], KEYS[:, None], KEYS[:0])),
+        *(({"keys": wrong}, "for each row|for each key") for wrong in (KEYS[0], KEYS[:, None], KEYS[:0])),
     ):
         with pytest.raises(ConfigError, match=message):
             recorded(tmp_path / "run", **options)

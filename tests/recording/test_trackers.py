@@ -151,6 +151,7 @@ def test_a_tracker_that_fails_is_left_out(where, calls):
 
 def test_a_table_is_beside_the_metrics_of_its_iteration(wandb):
     log_table("samples", ("text", "reward"), [("a", 1.0)], iteration=10)
+    log_table("samples", ("text", "reward"), [None], iteration=11)  # fails, and the run goes on
     assert wandb == [(9, {"samples": {"columns": ["text", "reward"], "data": [["a", 1.0]]}})]
 
 
