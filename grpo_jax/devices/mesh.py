@@ -120,9 +120,7 @@ def make_rows_function(function: Callable, mesh: Mesh) -> Callable[..., Any]:
     Each leaf is `[R, ...]`. Rows are padded as the mesh needs; all but the last argument may be padded already.
     """
     mapped = over_rows(lambda row: function(*row), mesh)
-    program = jax.jit(
-        lambda *rows: mapped(tuple(pad_rows(each, mesh) for each in rows)), out_shardings=replicated(mesh)
-    )
+    program = jax.jit(lambda *rows: mapped(tuple(pad_rows(x, mesh) for x in rows)), out_shardings=replicated(mesh))
 
     def rows_function(*rows):
         num_rows = len(jax.tree.leaves(rows[-1])[0])

@@ -85,7 +85,10 @@ def sums(arrays: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         zeros = tuple(jnp.zeros((), array.dtype) for array in arrays)
         return jax.lax.reduce(arrays, zeros, lambda x, y: tuple(map(jnp.add, x, y)), range(arrays[0].ndim))
 
-    return jax.lax.platform_dependent(*arrays, cpu=lambda *arrays: tuple(map(jnp.sum, arrays)), default=in_one_pass)
+    def stacked(*arrays):
+        return tuple(jnp.sum(jnp.stack(arrays), axis=range(1, arrays[0].ndim + 1)))
+
+    return jax.lax.platform_dependent(*arrays, cpu=stacked, default=in_one_pass)
 
 
 @sums.defjvp

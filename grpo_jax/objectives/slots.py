@@ -117,7 +117,8 @@ class _Outcome:
             except (TypeError, ValueError) as error:
                 shown = f"as scores of shape {more.shape} show"
                 raise ValueError(f"{self} mixes up groups and members, {shown}: {error}") from error
-        advantage = formula(*measures)
+        # The barriers stop XLA from computing scores and advantages again wherever they are read.
+        advantage = jax.lax.optimization_barrier(formula(*jax.lax.optimization_barrier(measures)))
         self._check(advantage, num_groups, group_size)
         return jnp.where(trajectory.valid, advantage.reshape(1, -1), 0.0)
 

@@ -231,12 +231,8 @@ def _check_distribution(config: Config) -> None:
             return jax.eval_shape(getattr(distribution, part), *arguments)
 
     action, number = shapes("sample", parameters, jax.random.key(0)), jax.ShapeDtypeStruct((_NUM_ENVS,), jnp.float32)
-    others = {
-        "mode": ((), action),
-        "log_prob": ((action,), number),
-        "entropy": ((), number),
-        "kl": ((parameters,), number),
-    }
+    others = {"mode": ((), action), "log_prob": ((action,), number)}
+    others |= {"entropy": ((), number), "kl": ((parameters,), number)}
     for part, (arguments, expected) in others.items():
         if not are_alike(given := shapes(part, parameters, *arguments), expected):
             raise ConfigError(

@@ -35,9 +35,7 @@ def rollout_metrics(config: Config, trajectory: Trajectory, batch: Batch) -> Met
         values = {"mean": totals[i] / jnp.maximum(count, 1), "min": -extremes[2 + i], "max": extremes[i]}
         metrics |= {f"{name}_{key}": jnp.where(count > 0, value, missing()) for key, value in values.items()}
     if config.env.limit_terminates:
-        metrics["episode/cut_fraction"] = jnp.where(
-            count > 0, jnp.sum(trajectory.truncated, dtype=jnp.float32) / count, missing()
-        )
+        metrics["episode/cut_fraction"] = mean_or_missing(trajectory.truncated.astype(jnp.float32), ended)
     if config.env.reward_names:
         parts = jnp.sum(trajectory.reward_parts.values, axis=0)  # [B, K]
         rewarded = trajectory.reward_parts.rewarded

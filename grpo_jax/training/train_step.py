@@ -35,6 +35,7 @@ class Played(NamedTuple):
 
     rollout: RolloutState  # after the last step, to keep for the next rollout
     trajectory: Trajectory  # [T, B]
+    keys: jax.Array  # [2], of the state's: the next state's, and the update's
 
 
 def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, Metrics]]:
@@ -62,11 +63,12 @@ def make_play(config: Config) -> Callable[[TrainState], Played]:
     """`play(state) -> played`: the rollout of an iteration, pure."""
 
     def play(state: TrainState) -> Played:
-        _, key_start, key_rollout, _ = jax.random.split(state.key, 4)
+        key, key_start, key_rollout, key_update = jax.random.split(state.key, 4)
         policy = behaviour_policy(config, state.normalizer, _adapted(config, state))
         discount = state.hyperparams.discount
         simulator = Simulator(config.env, policy, state.params, discount, config.plan, config.starts_per_rollout)
-        return Played(*collect(config, simulator, state.rollout, key_start, key_rollout))
+        rollout, trajectory = collect(config, simulator, state.rollout, key_start, key_rollout)
+        return Played(rollout, trajectory, jnp.stack([key, key_update]))
 
     return kept_with(config, ("play",), lambda: jax.jit(play, inline=True))
 
@@ -80,10 +82,9 @@ def make_learn(config: Config, length: int | None = None) -> Callable[..., tuple
     """
 
     def learn(state: TrainState, played: Played, outcome: RewardParts | None = None) -> tuple[TrainState, Metrics]:
-        key, _, _, key_update = jax.random.split(state.key, 4)
         hyperparams = _adapted(config, state)
         policy = behaviour_policy(config, state.normalizer, hyperparams)
-        rollout, trajectory = played
+        rollout, trajectory, (key, key_update) = played
         if outcome is not None:
             discount, auto_reset = state.hyperparams.discount, False
             rollout, trajectory = add_outcome(config.env, discount, auto_reset, rollout, trajectory, outcome)

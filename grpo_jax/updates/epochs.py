@@ -85,9 +85,10 @@ def update_epochs(
     minibatches = make_minibatches(config, batch, minibatch_order(config, key, batch.mask), hyperparams)
     start = Learner(to_carry(flatten(trained)), state.opt_state), jnp.array(True)
     (learner, _), records = jax.lax.scan(update, start, minibatches)
-    metrics = records.as_dict()
-    applied, finite = metrics.pop("applied") > 0, metrics.pop("finite") > 0
-    summary = {name: mean_or_missing(value, applied) for name, value in metrics.items()}
-    summary[RATIO_MAX] = jnp.max(metrics[RATIO_MAX], where=applied, initial=0.0)
+    each = records.as_dict()
+    applied, finite = each["applied"] > 0, each["finite"] > 0
+    summary = records.replace(values=mean_or_missing(records.values, applied[:, None], axis=0)).as_dict()
+    del summary["applied"], summary["finite"]
+    summary[RATIO_MAX] = jnp.max(each[RATIO_MAX], where=applied, initial=0.0)
     summary["optim/skipped_updates"] = jnp.sum(~finite).astype(jnp.float32)
     return Learner(combine(to_tree(learner.params), frozen), learner.opt_state), summary

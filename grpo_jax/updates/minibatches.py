@@ -49,7 +49,7 @@ def _take(tree: PyTree, indices: jax.Array) -> PyTree:
     """The samples at `indices [K, n]` within each of `K` equal blocks: each leaf `[S, N, ...]` as `[S, K * n, ...]`."""
 
     def rows(leaf, indices):
-        return jnp.asarray(leaf).at[:, indices].get(mode="promise_in_bounds")
+        return jnp.asarray(leaf).at[:, indices].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
     def take(leaf):
         if len(indices) == 1:  # the mapped gather below takes twice the memory on a TPU

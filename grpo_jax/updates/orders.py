@@ -65,21 +65,29 @@ def computed_order(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """
     rows, columns = _factors(shape[-1])
     keys = jax.random.bits(key, (*shape[:-1], 1, 2 * NUM_ROUNDS), jnp.uint32)
-    index = jax.lax.broadcasted_iota(jnp.uint32, shape, len(shape) - 1)
-    x, y = index // columns, index % columns
-    for i in range(NUM_ROUNDS):
-        x = (x + _hash(y, keys[..., 2 * i], rows)) % rows
-        y = (y + _hash(x, keys[..., 2 * i + 1], columns)) % columns
+    keys = jnp.moveaxis(keys.reshape(*shape[:-1], 1, NUM_ROUNDS, 2), (-2, -1), (0, 1))
+
+    def shift(place, keys):
+        x, y = place
+        x = (x + _hash(y, keys[0], rows)) % rows
+        return (x, (y + _hash(x, keys[1], columns)) % columns), None
+
+    def rounds(unroll):
+        index = jax.lax.broadcasted_iota(jnp.uint32, shape, len(shape) - 1)
+        return lambda keys: jax.lax.scan(shift, (index // columns, index % columns), keys, unroll=unroll)[0]
+
+    # One kernel on an accelerator; a CPU would only compile longer.
+    x, y = jax.lax.platform_dependent(keys, cpu=rounds(unroll=1), default=rounds(unroll=NUM_ROUNDS))
     return (x * columns + y).astype(jnp.int32)
 
 
 def first_where(valid: jax.Array, order: jax.Array) -> jax.Array:
     """The orders `[..., n]` with the valid indices before the others, both as they were: places by cumulative sums."""
-    valid = jnp.take_along_axis(valid, order, axis=-1)
+    valid = jnp.take_along_axis(valid, order, axis=-1, mode="promise_in_bounds")
     num_before = jnp.cumsum(valid, axis=-1, dtype=jnp.int32)
     index = jax.lax.broadcasted_iota(jnp.int32, valid.shape, valid.ndim - 1)
     place = jnp.where(valid, num_before - 1, num_before[..., -1:] + index - num_before)
-    return jnp.put_along_axis(jnp.zeros_like(order), place, order, axis=-1, inplace=False)
+    return jnp.put_along_axis(jnp.zeros_like(order), place, order, axis=-1, inplace=False, mode="promise_in_bounds")
 
 
 def _factors(n: int) -> tuple[int, int] | None:

@@ -62,4 +62,4 @@ def test_few_lengths_are_compiled():
     valid = np.zeros((2, 100, 3), bool)  # two rows of three episodes
     for expected, steps in ((16, 0), (24, 17), (100, 97)):
         valid[1, :steps, 2] = True
-        assert steps_to_learn(Played(None, types.SimpleNamespace(valid=valid))) == expected
+        assert steps_to_learn(Played(None, types.SimpleNamespace(valid=valid), None)) == expected
