@@ -55,7 +55,7 @@ def read_runs(folder: Path, metric: str = RETURN) -> list[SavedRun]:
     """
     path = folder / METRICS_FILE
     if not path.exists():
-        what = f"{folder} is not the folder of a run: it has no {METRICS_FILE}"
+        what = f"{folder} is not the folder of a run: it has no {METRICS_FILE} (an unfinished sweep: {folder}/programs)"
         raise ConfigError(what if folder.exists() else f"there is no folder {folder}")
     chunks = read_metrics(folder)
     if not chunks:
