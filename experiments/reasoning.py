@@ -98,16 +98,6 @@ def well_formed(completions: Sequence[str]) -> list[float]:
     return [float(bool(FORMAT.fullmatch(completion))) for completion in completions]
 
 
-def right_steps(completions: Sequence[str], steps: Sequence[Sequence[str]]) -> list[float]:
-    """Of n lines within <think> and m right steps, the lines that are the right step in their place, over max(n, m)."""
-    shares = []
-    for completion, right in zip(completions, steps, strict=True):
-        match = FORMAT.match(completion)
-        lines = match[1].split("\n") if match else []
-        shares.append(sum(map(str.__eq__, lines, right)) / max(len(lines), len(right)))
-    return shares
-
-
 def write_problems(arguments: Arguments) -> None:
     sizes = {"num_terms": arguments.num_terms, "largest": arguments.largest}
     held_out = make_problems(arguments.num_test, seed=1, **sizes)
