@@ -178,7 +178,7 @@ def _continuation(vocab_size: int, max_steps: int, ends: jax.Array, stops: Any, 
         return (jnp.zeros((), jnp.int32), searches), params["text"][-1]
 
     def step(key, state, action, params):
-        time, searches = state
+        (time, searches), action = state, jnp.asarray(action, jnp.int32)
         searches, is_end = follow(ends, stops, params.get("answers"), searches, time, action)
         return transition((time + 1, searches), action, 0.0, is_end, time + 1 >= max_steps)
 

@@ -121,7 +121,7 @@ def _by_columns(logits: jax.Array, uniform: jax.Array) -> jax.Array:
 
 
 def _by_reductions(logits: jax.Array, uniform: jax.Array) -> jax.Array:
-    probability, action = jax.nn.softmax(logits), jnp.arange(logits.shape[-1])
+    probability, action = jax.nn.softmax(logits), jnp.arange(logits.shape[-1], dtype=jnp.int32)
     cumulative, possible = jnp.cumsum(probability, axis=-1), probability > 0
     # The total may round to less than 1. Sums in parallel may fall and rise where probabilities are 0, so the total may
     # also exceed the sum at the last possible action, which is then the result.
