@@ -14,7 +14,7 @@ import numpy as np
 
 from grpo_jax import FRESH, Config, TrainState, objectives, with_reference
 from grpo_jax.algorithms import by_name
-from grpo_jax.commands.harness.command import command, need_one_process
+from grpo_jax.commands.harness.command import command
 from grpo_jax.commands.harness.language_training import params_from_warm_start
 from grpo_jax.commands.harness.limits import Seeds, Share, Steps
 from grpo_jax.commands.harness.parsing import parse_flags
@@ -180,7 +180,8 @@ def exact_match(config: Config, state: TrainState, key: jax.Array) -> jax.Array:
 
 
 def main(arguments: Arguments) -> None:
-    need_one_process("warm starts and accuracies")
+    if jax.process_count() > 1:
+        raise ConfigError("warm starts and accuracies need a single process so far; leave --coordinator out")
     plans, task = make_plans(arguments), arguments.chosen
     score = Score(exact_match, f"exact match of greedy answers to {NUM_FINAL} held-out prompts")
     study = CommandStudy("tokens", plans, arguments, score=score)

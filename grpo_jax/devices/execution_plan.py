@@ -14,9 +14,11 @@ What XLA chooses while it compiles for a platform, or what holds on all of them:
 | `policies/distributions.py` | few actions are sampled without reductions, but not on a CPU |
 | `policies/hopper.py` | on the plan "hopper": the kernel for CUDA, XLA's products for other platforms |
 | `objectives/returns.py` | the loop over returns is unrolled, but not on a CPU |
-| `objectives/reductions.py` | the sums of a loss and its metrics are one pass, but not on a CPU |
+| `objectives/reductions.py` | the sums of a loss and its metrics: one stacked sum on a CPU, one pass elsewhere |
+| `objectives/slots.py` | barriers, without which XLA computes scores and advantages several times |
 | `rollouts/rollout.py` | a barrier, without which XLA computes a step several times, but not on a CPU |
 | `updates/loss.py`, `updates/minibatches.py` | barriers, without which XLA computes a gather or a loss several times |
+| `updates/orders.py` | the rounds of a computed order are a loop on a CPU, and one kernel elsewhere |
 | `updates/optimizers.py` | small parameters are one vector for the optimiser: less to compile |
 | `updates/epochs.py` | on the plan "hopper" the loop over updates carries that vector |
 | `rollouts/resets.py`, `updates/epochs.py` | environments that are split over devices: no branch, one gather |
