@@ -50,12 +50,12 @@ POLICIES = {
 ENVIRONMENTS = {"discrete": Probe(), "continuous": Push(), "tokens": paid_tokens()}
 LIGHT = {
     "grpo-mlp-discrete": (with_reference(GRPO), "mlp", "discrete"),
-    "ppo-gru-continuous": ("ppo", "gru", "continuous"),
+    "ppo-normalised-discrete": ("ppo", "normalised", "discrete"),
 }
 SLOW = {
+    "ppo-gru-continuous": ("ppo", "gru", "continuous"),
     "grpo-transformer-tokens": (with_reference(GRPO), "transformer", "tokens"),
     "grpo-gru-continuous": (with_reference(GRPO), "gru", "continuous"),
-    "ppo-normalised-discrete": ("ppo", "normalised", "discrete"),
     "ppo-transformer-tokens": (PPO._replace(start=FRESH), "transformer", "tokens"),
     "dapo-gru-discrete": ("dapo", "gru", "discrete"),
     "forked-mlp-discrete": (GRPO._replace(start=forked(2)), "mlp", "discrete"),

@@ -111,8 +111,8 @@ def test_free_parameters_are_trained_with_the_network():
 IS_FIRST = np.array([[1, 0, 0, 0, 0, 0, 0], [0, 0, 1, 0, 1, 1, 0], [1, 0, 0, 0, 0, 0, 1]], bool).T
 
 
-SETTINGS = [{}, {"shape": IMAGE} | GRU, {"recurrent": "mingru", "layer_norm": True, "shared_critic": True}]
-SLOW = [{"shape": IMAGE, "shared_critic": True}, GRU | {"shared_critic": True}]
+SETTINGS = [{}, {"recurrent": "mingru", "layer_norm": True, "shared_critic": True}]
+SLOW = [{"shape": IMAGE} | GRU, {"shape": IMAGE, "shared_critic": True}, GRU | {"shared_critic": True}]
 
 
 @pytest.mark.parametrize("settings", [*SETTINGS, *(pytest.param(s, marks=pytest.mark.slow) for s in SLOW)], ids=str)

@@ -55,7 +55,7 @@ def test_the_environment_acts_instead_of_the_policy(options):
 ALGORITHMS = {"steps": with_reference(RLOO), "sequences": with_reference(GSPO)._replace(reward=kl_penalized_reward)}
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", ["steps", pytest.param("sequences", marks=pytest.mark.slow)])
 def test_no_gradient_or_metric_depends_on_forced_actions(name):
     free = env._replace(action_mask=None)  # else the policy has one action and no gradient
     config = Config(free, ALGORITHMS[name], num_envs=4, group_size=2, num_minibatches=1, network=MLP((4,)))

@@ -144,7 +144,7 @@ def test_short_episodes_are_no_more_frequent_than_their_starts(start, generator)
     assert abs(short.sum() / num_ended.sum() - 0.75) < 0.01
 
 
-@pytest.mark.parametrize("num_draws", [0, 40])
+@pytest.mark.parametrize("num_draws", [0, pytest.param(40, marks=pytest.mark.slow)])
 def test_how_many_start_states_are_drawn_ahead_changes_nothing(long, num_draws):
     before, *expected = long
     plan = dataclasses.replace(CPU, num_reset_draws=num_draws)

@@ -41,9 +41,13 @@ FIELDS = {
 OPTIMIZER = {"adamw": {"weight_decay": 0.5}}
 
 
-@pytest.mark.parametrize("name", [x if x == "grpo" else pytest.param(x, marks=pytest.mark.slow) for x in FIELDS])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FIELDS)
 def test_plans_agree(name):
-    """Two train steps with the plan of a GPU, in which every layout differs, and with that of a CPU."""
+    """Two train steps with the plan of a GPU, in which every layout differs, and with that of a CPU.
+
+    The update alone is in `test_optimizers.py`, the rollout alone in `test_resets.py` and `test_stopping.py`.
+    """
     results = []
     for plan in (CPU, dataclasses.replace(GPU, steps_per_loop=3, value_passes=3)):
         config = Config(**SMALL | FIELDS[name], execution_plan=plan)
