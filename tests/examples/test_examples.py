@@ -78,7 +78,6 @@ def test_the_ppo_example_equals_the_library(monkeypatch):
     )
 
 
-@pytest.mark.slow
 def test_the_grpo_example_equals_the_library(monkeypatch):
     env = CartPole()
     params = env.default_params.replace(max_steps_in_episode=20)
