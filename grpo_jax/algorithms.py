@@ -66,17 +66,24 @@ class Algorithm(NamedTuple):
 
 def _with_slots(self: Algorithm, /, **slots) -> Algorithm:
     check_arguments("Algorithm", slots, Algorithm._fields)
-    for slot in slots.keys() & {"penalties", "metrics"}:
-        if not isinstance(slots[slot], tuple | list) or not all(map(callable, slots[slot])):
-            raise ConfigError(f"{slot}={function_name(slots[slot])} is no tuple of functions; write {slot}=(f,)")
+    for slot, value in slots.items():
+        if not isinstance(value, _KINDS[slot]) or (slot in _TUPLES and not all(map(callable, value))):
+            raise ConfigError(f"{slot}={function_name(value)} must be {_INSTEAD.get(slot, 'True or False')}")
     return Algorithm(**self._asdict() | slots)
 
 
-Algorithm._replace = _with_slots  # with an error that names the slot most like an unknown one
+Algorithm._replace = _with_slots  # with an error for what does not fit, and for an unknown slot the one most like it
 
 _HINTS = get_type_hints(Algorithm, include_extras=True)
 SLOT_CALLS = {slot: f"f{hint.__metadata__[0]}" for slot, hint in _HINTS.items() if hasattr(hint, "__metadata__")}
 """How each slot that is a function is called."""
+_TUPLES = {"penalties": tuple | list, "metrics": tuple | list}
+_KINDS = get_type_hints(Algorithm) | _TUPLES | {"hyperparams": type}
+_INSTEAD = {slot: f"a function, called as {call}" for slot, call in SLOT_CALLS.items()} | {
+    "start": "FRESH, ANCHORED, CONTINUE or forked(8)",
+    **{slot: f"a tuple of functions: {slot}=(f,)" for slot in _TUPLES},
+    "hyperparams": "a class: class Mine(Hyperparams)",
+}
 
 
 def with_reference(
@@ -90,7 +97,12 @@ def with_reference(
       algorithm: any.
       reference: `frozen_reference`, `refreshed_reference` or `averaged_reference`.
       kl: `kl_to_reference`, the estimate k3, or `exact_kl_to_reference`.
+
+    Raises:
+      ConfigError: `algorithm` is none, such as a name.
     """
+    if not isinstance(algorithm, Algorithm):
+        raise ConfigError(f"with_reference takes an Algorithm, not {algorithm!r}; write with_reference(GRPO)")
     others = tuple(penalty for penalty in algorithm.penalties if penalty not in objectives.KL_PENALTIES)
     return algorithm._replace(penalties=(kl, *others), reference=reference)
 

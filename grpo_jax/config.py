@@ -152,11 +152,6 @@ class Config(KnownFields):
         return self.num_kept_groups or self.num_windows * self.num_groups
 
     @property
-    def num_training_steps(self) -> int:
-        """Steps of an iteration that are trained on, valid or not."""
-        return self.num_training_groups * self.group_size * self.window_steps
-
-    @property
     def trunk_steps(self) -> int:
         """Environment steps of an iteration before forked groups split off; no gradient comes from them."""
         return self.num_groups * self.algorithm.start.trunk_steps

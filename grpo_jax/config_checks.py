@@ -136,7 +136,8 @@ def _transformer(config: Any) -> Rules:
 def _minibatches(config: Any) -> Rules:
     """How the samples of an iteration are divided."""
     members, sequences = config.members_together, config.keeps_sequences
-    num_samples = config.num_training_steps // ((config.window_steps if sequences else 1) * members)
+    num_units = config.num_training_groups * config.group_size // members
+    num_samples = num_units if sequences else num_units * config.window_steps
     if config.num_kept_groups is not None:
         what = "samples of num_kept_groups"
     elif config.num_windows > 1:
@@ -151,7 +152,6 @@ def _minibatches(config: Any) -> Rules:
         f"{what} = {num_samples} samples of one iteration are more than can be shuffled, {MAX_SAMPLES} (2^26); use "
         "fewer num_envs or num_steps",
     )
-    num_units = config.num_training_groups * config.group_size // members
     yield (
         num_units % config.shuffle_blocks,
         f"shuffle_blocks={config.shuffle_blocks} does not divide the {num_units} "

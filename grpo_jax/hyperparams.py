@@ -114,6 +114,15 @@ class Hyperparams(KnownFields, struct.PyTreeNode):
     weight_decay: float | None = number(None, NOT_NEGATIVE)
     """A step subtracts this times the learning rate from each weight (adamw, muon; no biases); None: 1e-4, muon 0."""
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Raises ConfigError for a number without an annotation, of which no field would be made."""
+        for name, value in vars(cls).items():
+            is_number = isinstance(value, int | float | np.ndarray | jax.Array) and not name.startswith("__")
+            if is_number and name not in cls.__annotations__:
+                of_class = f"{name} of {cls.__name__} has no type, and so is no field"
+                raise ConfigError(f"{of_class}; write {name}: float = {value}")
+        super().__init_subclass__(**options)
+
     def __post_init__(self):
         """Makes arrays of lists of numbers."""
         for name, value in vars(self).items():

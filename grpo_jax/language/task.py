@@ -40,8 +40,8 @@ class LanguageTask:
     respond: Callable | None = None
     """Of a chat up to a completion, `(messages) -> text`, a message or None: an answer, after which the model goes on;
     may be async. All turns together have at most `max_completion` tokens."""
-    max_turns: int = 4
-    """The most messages of the model in a conversation."""
+    max_turns: int | None = None
+    """The most messages of the model in a conversation; None: 4."""
 
     def __post_init__(self):
         """Checks the fields."""
@@ -52,7 +52,7 @@ class LanguageTask:
             raise ConfigError(f"{held_out.sources[0]}: held-out prompts have the fields {fields}; {advice}")
         check_rewards(self.rewards, list(self.prompts.fields), self.prompts.sources[0])
         self.tokens, self.stops, self.conversations  # noqa: B018, check lengths, strings, the tokenizer and `respond`
-        if self.respond is None and self.max_turns != LanguageTask.max_turns:
+        if self.respond is None and self.max_turns is not None:
             raise ConfigError(f"max_turns={self.max_turns} (--max-turns) needs respond (--respond), which answers")
         if self.respond is not None and self.process_rewards:
             raise ConfigError("rewards of steps are for a single turn; leave out process_rewards, or respond")
@@ -78,7 +78,8 @@ class LanguageTask:
     @functools.cached_property
     def conversations(self) -> Conversations:
         """The completions as messages, and the answers to them."""
-        return Conversations(self.model.tokenizer, self.all_prompts, self.tokens, self.respond, self.max_turns)
+        max_turns = 4 if self.max_turns is None else self.max_turns
+        return Conversations(self.model.tokenizer, self.all_prompts, self.tokens, self.respond, max_turns)
 
     @functools.cached_property
     def stops(self) -> tuple[np.ndarray, np.ndarray] | None:
@@ -151,6 +152,6 @@ class LanguageTask:
         rewards = [[reward.name, reward.weight] for reward in self.rewards]
         prompts = [self.all_prompts.contents, self.all_prompts.fields, self.num_training]
         settings = [self.max_completion, self.model.tokenizer.end_tokens] + [True] * self.process_rewards
-        settings += [*self.stop_strings] + [self.max_turns] * (self.respond is not None)
+        settings += [*self.stop_strings] + [self.conversations.max_turns] * (self.respond is not None)
         text = json.dumps([rewards, prompts, *settings], sort_keys=True, default=str)
         return hashlib.sha256(text.encode() + self.tokens.tobytes()).hexdigest()[:8]

@@ -55,6 +55,8 @@ def make_bases(
             "sweep takes a Config, or several by their names: "
             'sweep({"ppo": Config(algorithm="ppo"), "grpo": Config(algorithm="grpo")}, ...)'
         )
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"values={values!r} must be lists by name, such as {{'learning_rate': [3e-4, 1e-3]}}")
     for config in named.values():
         hyperparams = completed(hyperparams, config.hyperparams_class)
     for name in (name for name, value in vars(hyperparams).items() if np.ndim(value)):

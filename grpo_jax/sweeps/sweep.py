@@ -84,6 +84,8 @@ def sweep(
     """
     check_known("sweep", options, OPTIONS)
     hyperparams = Hyperparams() if hyperparams is None else hyperparams
+    if not isinstance(hyperparams, Hyperparams):
+        raise ConfigError(f"hyperparams={hyperparams!r} must be one Hyperparams(...); what varies is in values")
     if total_steps is not None:
         hyperparams = hyperparams.replace(total_steps=total_steps)
     if not isinstance(seed, int | np.integer) or seed < 0:

@@ -68,7 +68,7 @@ def update_epochs(
         # The gradient, and the step that the optimiser makes of it.
         params = to_tree(learner.params)
         stacked, gradient = gradient_of(params, minibatch)
-        metrics, grad_norm = stacked.as_dict(), optax.global_norm(gradient)
+        metrics, grad_norm = stacked.as_dict(), optax.tree.norm(gradient)
         old = Learner(flatten(params), learner.opt_state)
         with jax.numpy_dtype_promotion("standard"):  # optax mixes dtypes
             steps, opt_state = optimizer.update(gradient, old.opt_state, old.params)

@@ -97,7 +97,7 @@ def _clip_by_global_norm(max_norm: jax.Array) -> optax.GradientTransformation:
     """As optax's, without its 0 / 0 for a gradient of 0, at which `jax_debug_nans` would stop."""
 
     def update(gradient, state, params=None):
-        norm = optax.global_norm(gradient)
+        norm = optax.tree.norm(gradient)
         is_small = norm < max_norm
         divisor, factor = jnp.where(is_small, 1.0, norm), jnp.where(is_small, 1.0, max_norm)
 

@@ -93,7 +93,7 @@ COMMANDS = {
             "--max-completion-length 4": "--max-completion-length is --max-completion here",
             "--loss-type dapo": "--loss-type is part of --algorithm (see: grpo-jax docs coming_from) here",
             "--algorithm SAC": "'SAC' learns from stored data; there are no such (off-policy) algorithms here",
-            "--max-turns 3": "max_turns=3 (--max-turns) needs respond (--respond)",
+            "--max-turns 4": "max_turns=4 (--max-turns) needs respond (--respond)",
             "--sample-every 0 --stop-at-reward 1": "--stop-at-reward decides by measurements, but there are none",
             "--held-out x": "--held-out x is neither a file nor a share",
             "--max-completion 600": "the prompt has 7 tokens, and 607 with a completion",

@@ -166,6 +166,7 @@ MISTAKES = {
     "no values": (CONFIG, {"discount": []}, "discount has no values"),
     "algorithms": (CONFIG, {"algorithm": ["grpo", CONFIG.algorithm]}, r"for each: sweep\({name: Config\(algorithm="),
     "a list of configs": ([CONFIG], {"discount": [0.9, 1]}, "or several by their names"),
+    "a list of settings": (CONFIG, [Hyperparams()], r"values=\[Hyperparams\(\)\] must be lists by name"),
     "environments": ({"a": CONFIG, "b": Config("CartPole-v1")}, {}, "different environments cannot be ranked"),
     "one folder": ({"a/b": CONFIG, "A b": OTHER}, {"discount": [0.9, 1]}, "one folder: a/b, .* and A b, "),
     "a size": (CONFIG, {"num_minibatches": [2, 7]}, "num_minibatches"),

@@ -9,7 +9,7 @@ import pytest
 from probes import Probe
 from small import small_config
 
-from grpo_jax import GRPO, PPO, Config, Hyperparams, run
+from grpo_jax import GRPO, PPO, Config, Hyperparams, run, with_reference
 from grpo_jax.algorithms import GRPO_RETURN_TO_GO, REMAX
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import ANCHORED, forked
@@ -55,7 +55,12 @@ REFUSED = [
     (of_fields(REMAX._replace(start=ANCHORED)), "whole episodes"),
     (of_fields(GRPO._replace(start=forked(2)), environment="tokens:sort-3"), "rewards whole episodes"),
     (lambda: PPO._replace(advantages=None), "unknown argument 'advantages' of Algorithm: did you mean 'advantage'"),
-    (lambda: PPO._replace(penalties=len), r"penalties=.*len is no tuple of functions; write penalties=\(f,\)"),
+    (lambda: PPO._replace(penalties=len), r"penalties=.*len must be a tuple of functions: penalties=\(f,\)"),
+    (lambda: GRPO._replace(start="fresh"), "start='fresh' must be FRESH, ANCHORED, CONTINUE or forked"),
+    (lambda: GRPO._replace(reduce=None), r"reduce=None must be a function, called as f\(mask\) -> weights"),
+    (lambda: GRPO._replace(greedy_member="yes"), "greedy_member='yes' must be True or False"),
+    (lambda: with_reference("grpo"), r"takes an Algorithm, not 'grpo'; write with_reference\(GRPO\)"),
+    (lambda: type("Mine", (Hyperparams,), {"softness": 0.5}), "Mine has no type, .* write softness: float = 0.5"),
     (lambda: forked(2.5), "the same state is forked"),
 ]
 

@@ -157,7 +157,7 @@ def test_an_infinite_limit_of_the_norm_is_none():
     assert bits(descend(made("sgd"), large)) == bits(descend(optax.sgd(RATE), large))
     clipped = made("sgd", max_grad_norm=0.5)
     steps, _ = jax.jit(lambda gradient: clipped.update(gradient, clipped.init(PARAMS), PARAMS))(large[0])
-    np.testing.assert_allclose(optax.global_norm(steps), 0.5 * RATE, rtol=1e-5)
+    np.testing.assert_allclose(optax.tree.norm(steps), 0.5 * RATE, rtol=1e-5)
     nothing = jax.tree.map(np.zeros_like, PARAMS)
     assert bits(descend(made("sgd"), [nothing])) == bits(PARAMS)
 

@@ -98,8 +98,8 @@ class Arguments(CompletionArguments, StudyArguments):
     weighted sum is the reward."""
     respond: Annotated[str | None, tyro.conf.arg(metavar="MODULE:NAME")] = None
     """A function (messages) -> text or None, such as a tool: it answers completions, and the model goes on."""
-    max_turns: Count = 4
-    """The most messages of the model in a conversation, with --respond; --max-completion limits its tokens in all."""
+    max_turns: Count | None = None
+    """The most messages of the model in a conversation, with --respond; None: 4. --max-completion limits all tokens."""
     held_out: str = "0.1"
     """Held-out prompts: another file, or a share of the prompts."""
     process_rewards: bool = False
