@@ -193,7 +193,13 @@ def main(arguments: Arguments) -> None:
         raise ConfigError(f"the warm start did not reach a sampled accuracy of {task.target} in all seeds; lower it")
     study.console.print(f"warm start, {start.updates.max()} updates: sampled accuracy {start.accuracy}", soft_wrap=True)
     curves = AccuracyCurves(study.out, key_accuracies)
-    study.run_all(lambda config: params_from_warm_start(config, start.params["actor"], keys), curves)
+
+
+    def options(plan):
+        params = functools.partial(params_from_warm_start, plan.config, start.params["actor"], keys)
+        return {"params": params, "callback": functools.partial(curves, plan)}
+
+    study.run_all(options)
     names = {"rewards": ("sampled", "well_formed"), "variety": ("sampled", "pass_at_8")}
     title = f"{plans[0].config.env.name}: median of {arguments.num_seeds} seeds, each faint"
     curves.draw(names.get(arguments.compare, ("greedy", "sampled")), title, study.out / "accuracy.png")

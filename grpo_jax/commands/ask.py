@@ -54,6 +54,8 @@ def main(arguments: Arguments) -> None:
     is_chat = {"chat": True, "text": False, "auto": recorded.get("chats", model.tokenizer.template is not None)}
     chats = [[{"role": "user", "content": each}] if isinstance(each, str) else each for each in prompts]
     sampling = {} if arguments.temperature is None else {"temperature": arguments.temperature}
+    if arguments.seed and not sampling and arguments.num_samples == 1:
+        raise ConfigError(f"--seed {arguments.seed} is of samples, and there are none; add --temperature 1")
     with Console(stderr=True).status(f"{adapter or found}: reading the weights, compiling, answering"):
         answers = model.complete(
             chats if is_chat[arguments.prompt_kind] else prompts,

@@ -63,6 +63,21 @@ def make_algorithm(arguments: Arguments) -> Algorithm:
     return with_reference(found) if objectives.kl_to_behaviour in found.penalties or has_values else found
 
 
+def check_used(arguments: Arguments) -> None:
+    """Raises ConfigError for a flag that would do nothing beside others."""
+    unused = {}
+    if arguments.sample_every == 0:
+        of_measurements = "stop_at_reward", "num_held_out", "num_samples", "correct_at"
+        unused |= dict.fromkeys(of_measurements, "is for measurements, of which --sample-every 0 makes none")
+    if arguments.lora_rank is None:
+        unused["merge_lora"] = "is for adapters, of which there are none without --lora-rank"
+    if not arguments.hyperparams.kl_coef:
+        unused["kl"] = "estimates a penalty, which --kl-coef 0 removes"
+    for name, why in unused.items():
+        if getattr(arguments, name) != getattr(Arguments, name):
+            raise ConfigError(f"--{name.replace('_', '-')} {why}; leave it out")
+
+
 def make_plan(arguments: Arguments, task: LanguageTask) -> RunSpec:
     def given(*names):
         return {name: getattr(arguments, name) for name in names}
@@ -72,8 +87,7 @@ def make_plan(arguments: Arguments, task: LanguageTask) -> RunSpec:
             f"--lora-rank {arguments.lora_rank} is more than the model's width of {task.model.architecture.width}, so "
             "that adapters would be larger than what they adapt; use 8 to 64, or leave it out to train all weights"
         )
-    if arguments.sample_every == 0 and arguments.stop_at_reward is not None:
-        raise ConfigError("--stop-at-reward decides by measurements, but there are none; set --sample-every to 10")
+    check_used(arguments)
     lora = given("lora_rank", "lora_alpha", "frozen_dtype", "checkpoint_layers")
     algorithm = make_algorithm(arguments)
     architecture = dataclasses.replace(task.model.architecture, **lora, shared_critic=algorithm.critic is not None)

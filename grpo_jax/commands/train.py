@@ -33,14 +33,14 @@ def main(arguments: Arguments) -> None:
     if arguments.init_from is not None:
         policy = load(arguments.init_from, config=config)  # by the run's config: nothing that it names is imported
         policies = jax.tree.map(lambda leaf: np.stack([leaf] * arguments.num_seeds), policy)
-        start = {"params": lambda config: policies.params, "normalizer": policies.normalizer}
+        start = {"params": lambda: policies.params, "normalizer": policies.normalizer}
     study = CommandStudy("train", [plan], arguments)
     if config.networks_by is not None:
         study.console.print(f"networks: {config.networks_by}", soft_wrap=True)
     if arguments.init_from is not None:
         study.about = {"init_from": f"row {policy.row} of {policy.name} in {arguments.init_from.resolve()}"}
         study.console.print(f"All seeds start from {study.about['init_from']}, whose score is {policy.score:.4g}")
-    study.run_all(**start)
+    study.run_all(lambda plan: start)
     study.finish()
 
 

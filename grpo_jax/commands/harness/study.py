@@ -1,7 +1,6 @@
 """The steps that commands and studies share: train, evaluate, record and compare runs."""
 
 import dataclasses
-import functools
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -26,11 +25,9 @@ from grpo_jax.recording.run_folder import Recording
 from grpo_jax.recording.statistics import describe_seeds
 from grpo_jax.runs.evaluations import Evaluate, reached_return
 from grpo_jax.runs.processes import is_process_zero
-from grpo_jax.runs.progress import Chunk, Progress
 from grpo_jax.runs.run_spec import RunSpec
 from grpo_jax.sweeps import study
 from grpo_jax.sweeps.runs import NUM_FINAL, run_keys, sampled_return
-from grpo_jax.types import PyTree
 
 
 @dataclasses.dataclass
@@ -100,26 +97,14 @@ class CommandStudy(study.Study):
         self._arguments = arguments
         super().__init__(plans, **study_options(name, arguments) | options)
 
-    def run_all(
-        self,
-        params: Callable[[Config], PyTree] | None = None,
-        callback: Callable[[RunSpec, Progress, Chunk | None], None] | None = None,
-        **options: Any,
-    ) -> list[TrainState]:
+    def run_all(self, options: Callable[[RunSpec], dict[str, Any]] = lambda plan: {}) -> list[TrainState]:
         """Makes the planned runs, one after the other; returns the trained states of each, `[num_seeds, ...]`.
 
-        Policies start from `params(config)`, `[num_seeds, ...]`, if given. `callback` is that of `run`, with the plan
-        as its first argument, and so are the options.
+        `options` gives those of `train` for a plan.
         """
         trained = []
         for plan in self.plans:
-            run = self.train(
-                plan,
-                self._arguments.evaluation_keys,
-                params=None if params is None else functools.partial(params, plan.config),
-                callback=None if callback is None else functools.partial(callback, plan),
-                **options,
-            )
+            run = self.train(plan, self._arguments.evaluation_keys, **options(plan))
             trained.append(run.result.states)
             self.add(run._replace(result=run.result._replace(states=None)))
         return trained
