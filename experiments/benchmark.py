@@ -13,25 +13,18 @@ measure: to learn, groups have to start from the same state.
 import dataclasses
 import datetime
 import functools
-import tempfile
-import time
 from pathlib import Path
 from typing import Literal
 
-import jax
 import numpy as np
 from rich import progress
 from rich.table import Table
 
-from grpo_jax import Hyperparams, run
 from grpo_jax.commands.harness.command import command, make_console, new_folder, num_cores
 from grpo_jax.commands.harness.limits import Count, NotNegative, OutFile
 from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.recording.figures import panels
 from grpo_jax.recording.files import write_json
-from grpo_jax.recording.recorder import record
-from grpo_jax.recording.run_folder import Recording
-from grpo_jax.runs.run_spec import RunSpec
 from grpo_jax.sweeps.runs import score_summary
 
 from .harness import cold_start
@@ -69,8 +62,6 @@ class Arguments:
     """How long one timing of one implementation takes, at least."""
     learning: bool = False
     """Also train ours and the plain PPO on CartPole-v1, 64 environments, 500,000 steps, 16 seeds, and compare."""
-    overhead: bool = False
-    """Also measure how much metrics.jsonl, TensorBoard's files and checkpoints slow down a run."""
     cold: bool = False
     """Measure instead, in new processes, the seconds to the first metrics and to 475 on CartPole-v1, over 5 seeds."""
     parts: bool = True
@@ -124,11 +115,6 @@ def main(arguments: Arguments) -> None:
         for name, result in results["learning"].items():
             low, high = result["ci95"]
             console.print(f"{name}: final return {result['iqm']:.1f} [{low:.1f}, {high:.1f}]", soft_wrap=True)
-    if arguments.overhead:
-        results["overhead"] = overhead(arguments.repeats)
-        write_json(out, results)
-        wall, cores = (results["overhead"][f"fraction_of_{name}_seconds"] for name in ("wall", "core"))
-        console.print(f"Recording a run adds {wall:.1%} to its time, {cores:.1%} to that of all cores", soft_wrap=True)
     if arguments.plot is not None:
         plot(results["results"], arguments.plot)
     console.print(f"Results in {out}", soft_wrap=True)
@@ -143,34 +129,6 @@ def compare_learning() -> dict[str, dict]:
         returns = final_returns(implementation, num_seeds, total_steps // size.num_samples)
         results[name] = score_summary(returns)
     return results
-
-
-def overhead(repeats: int) -> dict:
-    """What metrics.jsonl, TensorBoard's files and checkpoints add to a PPO run, on the clock and on all cores.
-
-    Of 100 iterations of 512 environments in chunks of two, with three checkpoints; from the end of the first chunk.
-    """
-    config = make_config("CartPole-v1", Size(512), critic=True)
-    hyperparams = Hyperparams(total_steps=100.0 * config.steps_per_iteration)
-    plan = RunSpec("PPO", config, hyperparams, jax.random.split(jax.random.key(0), 1))
-
-    def seconds(is_recorded: bool) -> np.ndarray:
-        marks = []
-
-        def mark(progress, chunk):
-            marks.append((time.perf_counter(), time.process_time()))
-
-        if is_recorded:
-            with tempfile.TemporaryDirectory() as folder:
-                recording = Recording(folder, checkpoint_every=50, tensorboard=True)
-                record(plan, recording, console=make_console(quiet=True), callback=mark)
-        else:
-            run(config, hyperparams, plan.keys, callback=mark)
-        return np.subtract((time.perf_counter(), time.process_time()), marks[1])
-
-    times = np.array([[seconds(is_recorded) for is_recorded in (False, True)] for _ in range(repeats)])
-    wall, cores = np.median(times[:, 1], axis=0) / np.median(times[:, 0], axis=0) - 1
-    return {"fraction_of_wall_seconds": wall, "fraction_of_core_seconds": cores, "seconds": times}
 
 
 def table(title: str, rows: list[dict]) -> Table:

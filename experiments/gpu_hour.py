@@ -1,4 +1,4 @@
-"""What one GPU is to be measured for, ten minutes at a time: `python -m experiments.gpu_hour`.
+"""What one GPU is to be measured for, nine minutes at a time: `python -m experiments.gpu_hour`.
 
 What decides most comes first. Each piece is a process, so that an error of the GPU ends one alone. It compiles its
 programs side by side, then times each by itself. Each result is a line of results.jsonl at once. Given again with the
@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import time
+import unittest.mock
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -24,6 +25,7 @@ import jax
 from grpo_jax.commands.harness.command import command, new_folder
 from grpo_jax.commands.harness.limits import NotNegative
 from grpo_jax.commands.harness.parsing import parse_flags
+from grpo_jax.devices.execution_plan import PLANS, ExecutionPlan, resolve_plan
 from grpo_jax.recording.files import json_lines, read_object
 
 from . import brax_speed, device_agreement, token_speed
@@ -45,6 +47,28 @@ SHAPES = {  # the environment, the sizes of a train step, and the seeds
     "Breakout, 4,096 environments": ("Breakout-MinAtar", Size(4096), 1),
     "Asterix, 2,048 environments": ("Asterix-MinAtar", Size(2048), 1),
     "Craftax-Symbolic, 1,024 environments": ("craftax:Craftax-Symbolic-v1", Size(1024, 64, 4, 8, (512, 512)), 1),
+}
+CHOICES: dict[str, dict[str, Any]] = {  # what the plan of a device might be: its fields
+    "as it is": {},
+    "steps_per_loop 1": {"steps_per_loop": 1},  # also without what else an iteration of several steps has
+    "steps_per_loop 8": {"steps_per_loop": 8},
+    "value_passes 0": {"value_passes": 0},
+    "num_reset_draws 8": {"num_reset_draws": 8},
+    "samples_per_part 2^18": {"samples_per_part": 2**18},
+    "skips_empty_parts": {"skips_empty_parts": True},
+}
+barrier = jax.lax.optimization_barrier
+
+
+def outside_of_rollouts(tree: Any) -> Any:
+    """A barrier, but where a rollout calls it."""
+    return tree if sys._getframe(1).f_code.co_filename.endswith("rollout.py") else barrier(tree)
+
+
+PATCHES: dict[str, dict[str, Any]] = {  # what no field turns off: what stands in for names
+    "records not packed": dict.fromkeys((f"grpo_jax.rollouts.scan.{x}pack" for x in ("", "un")), lambda tree: tree),
+    "no barrier after a step": {"jax.lax.optimization_barrier": outside_of_rollouts},
+    "start states for one step": {"grpo_jax.rollouts.resets.MAX_BYTES": 0},
 }
 
 
@@ -93,6 +117,7 @@ def speed(run: Run) -> None:
         environment, size, num_seeds = SHAPES[shape]
         size, num_seeds = (Size(8, 8, 1, 2, (16,)), min(num_seeds, 2)) if run.smoke else (size, num_seeds)
         implementation, _, plan = implementation.partition(", ")
+        plan = plan if plan in device_agreement.PLANS_OF_A_GPU else chosen_plan(plan)
         (case,) = workloads.make_cases((implementation,), environment, size, num_seeds, execution_plan=plan)
         workloads.step_once(case)
         return case._replace(name=name)
@@ -107,6 +132,23 @@ def speed(run: Run) -> None:
             fields = ("steps_per_second", "steps_per_second_low", "compile_seconds", "memory_bytes")
             profile = workloads.kernels_by_time(case) if run.piece == "first" and case.name.endswith(OURS[0]) else {}
             run.keep(case.name, **{field: row[field] for field in fields}, **profile)
+
+
+def chosen_plan(name: str) -> ExecutionPlan:
+    """The plan of this device with other fields; of a patch with one that has no effect, so that it is traced anew."""
+    own, patches = PLANS["gpu"] if jax.default_backend() == "cpu" else resolve_plan("auto"), [*PATCHES]
+    fields = {"steps_per_check": 1 + patches.index(name)} if name in patches else CHOICES.get(name, {})
+    return dataclasses.replace(own, **fields)
+
+
+def choices(run: Run) -> None:
+    """Speed with other plans side by side, then with each patch by itself."""
+    speed(run._replace(names=[name for name in run.names if name.partition(", ")[2] not in PATCHES]))
+    for patch, stands_in in PATCHES.items():
+        with contextlib.ExitStack() as stack:
+            for target, value in stands_in.items():
+                stack.enter_context(unittest.mock.patch(target, value))
+            speed(run._replace(names=[name for name in run.names if name.endswith(patch)]))
 
 
 def cold(run: Run) -> None:
@@ -138,6 +180,7 @@ STUDIES = {  # the module, its flags, and those of a smoke test, which win
 PIECES = {  # in this order: what measures, and the names of its results
     "networks": (agreement, [*device_agreement.NETWORKS]),
     "first": (speed, [f"{shape}: {name}" for shape in [*SHAPES][:3] for name in ALL]),
+    "choices": (choices, [f"{shape}: PPO, {name}" for shape in [*SHAPES][:2] for name in (*CHOICES, *PATCHES)]),
     "others": (speed, [f"{shape}: {name}" for shape in [*SHAPES][3:-1] for name in ALL]),
     "agreement": (agreement, [*device_agreement.CASES]),
     "cold": (cold, ["plain PPO", "PPO, tuned"]),
@@ -152,8 +195,8 @@ class Arguments:
     """Measures one GPU, what decides most first; given again with its folder, it goes on."""
 
     pieces: tuple[str, ...] = ()
-    """What to measure; by default all: networks, first, others, agreement, cold, craftax, brax, language."""
-    minutes: NotNegative = 9.0
+    """What to measure; by default all: networks, first, choices, others, agreement, cold, craftax, brax, language."""
+    minutes: NotNegative = 8.0
     """After these nothing begins; what runs then is ended 40 seconds later."""
     smoke: bool = False
     """Everything as small as it goes and once, also without a GPU; into smoke/ of the folder."""

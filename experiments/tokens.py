@@ -194,7 +194,6 @@ def main(arguments: Arguments) -> None:
     study.console.print(f"warm start, {start.updates.max()} updates: sampled accuracy {start.accuracy}", soft_wrap=True)
     curves = AccuracyCurves(study.out, key_accuracies)
 
-
     def options(plan):
         params = functools.partial(params_from_warm_start, plan.config, start.params["actor"], keys)
         return {"params": params, "callback": functools.partial(curves, plan)}

@@ -30,6 +30,7 @@ def write_page(out: Path, title: str) -> None:
 
 def speeds(lines: Lines) -> str:
     """Million steps a second by shape and implementation, and PPO's ratio to the better peer; compiling; memory."""
+    lines = [line for line in lines if line["piece"] != "choices"]
     rate = by_shape(lines, lambda line: line["steps_per_second"] / 1e6)
     for row in rate.values():
         peers = [value for name, value in row.items() if name in ("rejax PPO", "plain PPO")]
@@ -40,6 +41,13 @@ def speeds(lines: Lines) -> str:
     memory = by_shape(lines, lambda line: line["memory_bytes"] / 2**20)
     tables = {"Million steps a second": rate, "Seconds to compile, beside the others": compiling, "MiB": memory}
     return "\n".join(f"{name}:\n\n{table(rows)}" for name, rows in tables.items() if rows)
+
+
+def choices(lines: Lines) -> str:
+    """Million steps a second by choice and shape."""
+    rate = by_shape([line for line in lines if line["piece"] == "choices"], lambda line: line["steps_per_second"] / 1e6)
+    names = dict.fromkeys(name for row in rate.values() for name in row)
+    return table({name: {shape: row.get(name) for shape, row in rate.items()} for name in names}) if rate else ""
 
 
 def by_shape(lines: Lines, value: Callable[[dict], float]) -> dict[str, dict[str, float]]:
@@ -87,6 +95,7 @@ SECTIONS: dict[str, Callable[[Lines], str]] = {
     "Errors of networks against float64": partial(numbers, "networks"),
     "Training": speeds,
     "Kernels of a train step": kernels,
+    "Choices, million steps a second": choices,
     "Train steps that differ from a CPU's": partial(numbers, "agreement"),
     "From a new process to a solved CartPole, in seconds": partial(numbers, "cold"),
     "brax": partial(numbers, "brax"),

@@ -18,7 +18,8 @@ from grpo_jax.policies import MLP, Transformer
 
 
 def test_what_is_left_out_becomes_what_suits_the_algorithm():
-    grpo, ppo = Config(), Config(algorithm="ppo")
+    grpo, ppo = Config(), Config(algorithm="PPO")
+    assert Config(algorithm="grpo-return-to-go").algorithm == GRPO_RETURN_TO_GO
     assert (grpo.algorithm, grpo.num_envs, grpo.group_size, grpo.num_groups) == (GRPO, 32, 16, 2)
     assert (grpo.num_steps, grpo.steps_per_iteration) == (500, 16_000)
     assert (ppo.algorithm, ppo.group_size, ppo.num_steps, ppo.steps_per_iteration) == (PPO, 1, 128, 4_096)
@@ -42,11 +43,6 @@ def test_a_prompt_asks_for_a_transformer():
     alone = tokens | {"group_size": 1, "num_minibatches": 2}
     assert not Config(**alone, algorithm=PPO._replace(start=FRESH)).share_prompts
     assert not Config().is_transformer
-
-
-def test_algorithms_have_names():
-    for name, algorithm in {"GRPO": GRPO, "grpo-return-to-go": GRPO_RETURN_TO_GO, "PPO": PPO}.items():
-        assert Config(algorithm=name).algorithm == algorithm
 
 
 def test_configs_are_values():
@@ -94,6 +90,8 @@ TWO_GROUPS = {"algorithm": "tpo", "num_minibatches": 1}
 MISTAKES = {
     "not an environment": ({"environment": 3}, "environment=3 .*name.*'CartPole-v1'"),
     "unknown algorithm": ({"algorithm": "gpro"}, "unknown algorithm 'gpro': did you mean .*'grpo'"),
+    "a name for extras": ({"extras": "discount"}, "extras='discount' must be a tuple of names"),
+    "numbers for extras": ({"extras": (1,)}, "must be a tuple of names"),
     "no environments": ({"num_envs": 0}, "num_envs=0 .*positive integer"),
     "a float of steps": ({"num_steps": 500.0}, r"num_steps=500.0 .*positive integer"),
     "incomplete group": ({"num_envs": 100, "group_size": 16}, "not a multiple of group_size=16.*num_envs=96 or 112"),
@@ -173,9 +171,3 @@ FITTING = {
 @pytest.mark.parametrize("arguments", FITTING.values(), ids=FITTING)
 def test_what_fits_together_is_accepted(arguments):
     check(Config(**arguments))
-
-
-def test_extras_are_names():
-    for extras in ("discount", 3, (1,)):
-        with pytest.raises(ConfigError, match="must be a tuple of names"):
-            Config(extras=extras)
