@@ -40,7 +40,7 @@ REFUSED = [
     (of_run(total_steps=jnp.array([4000.0, 100.0, 4000.0])), "does not allow one iteration of .* = 256.*raise total"),
     (of_run(total_steps=np.inf), "total_steps=inf, and there is no max_episodes, so nothing ends the run"),
     (of_run(CUT, total_steps=np.inf, max_episodes=100), "total_steps=inf, and episodes that are cut off need never"),
-    (of_run(Config("Freeway-MinAtar", group_size=8), total_steps=5e4), "of Freeway-MinAtar, 2500 .*s=16 or fewer.* ppo"),
+    (of_run(Config("Freeway-MinAtar", group_size=8), total_steps=5e4), "Freeway-MinAtar, 2500 .*s=16 or fewer.* ppo"),
     (of_budget(temperature=0.0), "temperature=0 is greedy"),
     (of_budget(total_steps=np.inf, max_episodes=10**12), "max_episodes=1e.12 may take more than 2.31 iterations"),
     (of_budget(max_episodes=np.array([8.0, 0.5])), "max_episodes=0.5 does not allow one iteration"),
