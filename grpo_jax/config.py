@@ -162,6 +162,14 @@ class Config(KnownFields):
         return self.num_envs * self.num_steps + self.trunk_steps
 
     @property
+    def trains_on_all_steps(self) -> bool:
+        """Whether an update leaves out no step of a rollout, so that every sample of a batch is valid."""
+        algorithm, environment = self.algorithm, self.env
+        leaves_out = algorithm.greedy_member or algorithm.live_groups_only or algorithm.filter_overlong
+        all_are_valid = algorithm.start.auto_reset and not environment.can_diverge
+        return all_are_valid and environment.forced_action is None and not leaves_out
+
+    @property
     def keeps_sequences(self) -> bool:
         """Whether the steps of a rollout stay together in minibatches: a slot compares them, or they share a carry."""
         compared = self.algorithm.whole_sequences or self.algorithm.group_surrogate is not None

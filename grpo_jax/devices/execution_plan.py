@@ -40,7 +40,8 @@ class ExecutionPlan:
     steps_per_loop: int
     """Steps in one iteration of the loops of rollouts (the most that divide it) and of recurrent layers (unrolling)."""
     num_reset_draws: int
-    """Start states of each environment drawn at once, behind a branch, when none is left; 0: one for every step."""
+    """Start states of each environment drawn at once, behind a branch, when none is left; 0: one for every step, and
+    those of an iteration of the loop together, up to 256 MiB."""
     samples_per_part: int
     """The most samples of a minibatch whose gradient is computed at once."""
     skips_empty_parts: bool

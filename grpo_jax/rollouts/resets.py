@@ -1,5 +1,6 @@
 """New episodes within a rollout: start states for every environment whose episode ends."""
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -26,9 +27,9 @@ class StartStates(NamedTuple):
 
 
 def make_start_states(
-    environment: Environment, start: RolloutState, keys: jax.Array, num_draws: int, num_starts: int | None = None
+    environment: Environment, start: RolloutState, key: jax.Array, num_draws: int, num_starts: int | None = None
 ) -> StartStates:
-    """Start states for the environments whose episodes end; the n-th of an environment depends only on its key and n.
+    """Start states for the environments whose episodes end; the n-th of one depends only on the key, its place and n.
 
     A reset is many small operations, and few episodes end at any one step. With `num_draws` that many start states of
     each environment are drawn at once, behind a branch, when an episode ends and none is left for the next. The branch
@@ -41,7 +42,7 @@ def make_start_states(
     Args:
       environment: the environment.
       start: the state before the rollout, with the parameters of the `B` environments.
-      keys: `[B]`; environments with equal keys get equal start states.
+      key: of all start states.
       num_draws: start states that are drawn at once; 0: one is drawn for every step.
       num_starts: start states of each environment in this rollout; None: a new one for every episode.
 
@@ -49,21 +50,24 @@ def make_start_states(
       The states and observations that `take` gives environments whose episode has not ended have no meaning.
     """
 
-    def draw(key, params, episode):
-        return environment.reset(jax.random.fold_in(key, episode), params)
+    num_envs = start.num_envs
+
+    def draw(params, number):
+        return environment.reset(jax.random.fold_in(key, number), params)
 
     def draw_many(first, number):
-        one = jax.vmap(draw, in_axes=(None, None, 0))
-        return jax.vmap(one)(keys, start.environment_params, first[:, None] + jnp.arange(number)[None])
+        episodes = first[:, None] + jnp.arange(number)[None]
+        numbers = episodes * num_envs + jnp.arange(num_envs)[:, None]
+        return jax.vmap(jax.vmap(draw, in_axes=(None, 0)))(start.environment_params, numbers)
 
     num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves((start.environment, start.observation)))
     if num_starts is None and (not num_draws or envs_are_split()):
 
         def before_steps(first, num_steps):
             if num_steps * num_bytes > MAX_BYTES:
-                return lambda ahead, ended, episode: (ahead, _at(draw_many(episode, 1), 0))
+                return lambda ahead, ended, episode: (ahead, _at_few(draw_many(episode, 1), 0, 1))
             drawn = draw_many(first, num_steps)
-            return lambda ahead, ended, episode: (ahead, _at(drawn, episode - first))
+            return lambda ahead, ended, episode: (ahead, _at_few(drawn, episode - first, num_steps))
 
         return StartStates(before_steps)
     zeros = jnp.zeros(start.num_envs, jnp.int32)
@@ -81,10 +85,14 @@ def make_start_states(
     return StartStates(lambda *_: take, (copies, zeros - num_draws))
 
 
+def _at_few(drawn: PyTree, index: jax.Array, number: int) -> PyTree:
+    """As `_at` for few draws, by comparisons, which a GPU makes within the step: it would write a gather's indices."""
+    draws = [jax.tree.map(lambda leaf, n=n: leaf[:, n], drawn) for n in range(number)]
+    return functools.reduce(lambda chosen, n: select(index >= n, draws[n], chosen), range(1, number), draws[0])
+
+
 def _at(drawn: PyTree, index: jax.Array) -> PyTree:
     """`[B, D, ...]` to `[B, ...]`, by an index `[B]`."""
-    if jax.tree.leaves(drawn)[0].shape[1] == 1:
-        return jax.tree.map(lambda leaf: leaf[:, 0], drawn)
     return jax.vmap(lambda x, n: jax.tree.map(lambda leaf: leaf.at[n].get(mode="clip"), x))(drawn, index)
 
 

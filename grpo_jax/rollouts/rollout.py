@@ -16,7 +16,7 @@ from grpo_jax.policies import Policy
 from grpo_jax.policies.sampling import apply_sampling_mask
 from grpo_jax.rollouts.outcomes import add_outcome
 from grpo_jax.rollouts.resets import StartStates, advance_where, make_start_states, new_episodes, select
-from grpo_jax.rollouts.scan import any_in_all_rows, scan_in_blocks
+from grpo_jax.rollouts.scan import any_in_all_rows, block_length, scan_in_blocks
 from grpo_jax.rollouts.values import Truncations, cut_at_divergence, with_final_values, with_values
 from grpo_jax.types import PyTree, RolloutState, Trajectory
 
@@ -107,7 +107,9 @@ class Simulator(NamedTuple):
         """
         plan, num_envs = resolve_plan(self.plan), state.num_envs
         self = self._replace(params=self.policy.cast(self.params), plan=plan)
-        key_reset, key_steps = jax.random.split(key)
+        num_blocks = num_steps // block_length(num_steps)
+        keys = jax.random.split(key, 1 + 2 * num_blocks)
+        key_reset, keys_of_blocks = keys[0], keys[1:].reshape(num_blocks, 2, *key.shape)
 
         # What the loop carries; the parameters of the environments stay as they are, so it need not carry them.
         start, environment_params = state._replace(environment_params=None), state.environment_params
@@ -132,7 +134,7 @@ class Simulator(NamedTuple):
         # Where values are read, an episode has one more step after its end: its value is the final observation's.
         num_after = int(self.policy.has_critic or self.keep_final)
         carry, trajectory = scan_in_blocks(
-            *(steps, carry, key_steps, num_steps, draw, plan),
+            *(steps, carry, keys_of_blocks, num_steps, draw, plan),
             goes_on=(lambda carry: any_in_all_rows(carry.num_done <= num_after)) if stops else None,
             resize=self._resize if has_stages else None,
         )
@@ -166,14 +168,14 @@ class Simulator(NamedTuple):
 
     def _start_states(self, state: RolloutState, key: jax.Array, num_steps: int) -> StartStates:
         """The start states of a rollout of `num_steps`."""
-        keys = jax.random.split(threefry(key), state.num_envs)
+        num_draws = min(self.plan.num_reset_draws, num_steps)
         num_starts = self.starts_per_rollout and min(self.starts_per_rollout, num_steps)
-        return make_start_states(self.environment, state, keys, min(self.plan.num_reset_draws, num_steps), num_starts)
+        return make_start_states(self.environment, state, threefry(key), num_draws, num_starts)
 
-    def _random_numbers(self, key: jax.Array, num_steps: int, num_envs: int) -> tuple[PyTree, jax.Array]:
-        """The noise of actions, each leaf `[T, B, ...]`, and the keys of environments, `[T, B]`."""
+    def _random_numbers(self, keys: jax.Array, num_steps: int, num_envs: int) -> tuple[PyTree, jax.Array]:
+        """The noise of actions, each leaf `[T, B, ...]`, and the keys of environments, `[T, B]`, of two `keys`."""
         shape = num_steps, num_envs
-        key_actions, key_environment = jax.random.split(key)
+        key_actions, key_environment = keys
         noise = self.policy.distribution.noise(key_actions, shape)
         for leaf in jax.tree.leaves(noise):
             if jnp.shape(leaf)[:2] != shape:  # some steps or environments would share their noise unnoticed

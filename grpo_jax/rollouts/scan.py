@@ -31,7 +31,7 @@ def block_length(num_steps: int, most: int | None = None) -> int:
 def scan_in_blocks(
     steps: Callable,
     carry: PyTree,
-    key: jax.Array,
+    keys: jax.Array,
     num_steps: int,
     draw: Callable[[jax.Array, int], PyTree],
     plan: ExecutionPlan,
@@ -49,7 +49,7 @@ def scan_in_blocks(
       steps: `(carry, xs) -> (carry, outputs)`, one iteration of the loop: `plan.steps_per_loop` steps, or the most
         below it that divide a block, each leaf of `xs` and `outputs` `[k, B, ...]`.
       carry: before the first step.
-      key: of all random numbers.
+      keys: `[P, ...]`, of the random numbers of each of `P` blocks.
       num_steps: `T`.
       draw: `(key, length) -> xs`, the random numbers of a block, each leaf `[length, ...]`.
       plan: the layout of the loop.
@@ -60,21 +60,19 @@ def scan_in_blocks(
     Returns:
       The last carry, and the outputs, each leaf `[T, ...]`.
     """
-    length = block_length(num_steps)
-    num_blocks = num_steps // length
+    num_blocks = len(keys)
+    length = num_steps // num_blocks
     scan = jax.lax.scan if goes_on is None else functools.partial(_scan_while, goes_on)
 
     def play(carry, xs):
-        if plan.steps_per_loop == 1:
-            carry, outputs = jax.lax.scan(steps, carry, _in_parts(xs, 1))
-            return carry, _concatenated(outputs)
+        packs = plan.steps_per_loop > 1
 
-        def packed(carry, xs):
+        def loop(carry, xs):
             carry, outputs = steps(carry, xs)
-            return carry, pack(outputs)
+            return carry, pack(outputs) if packs else outputs
 
-        carry, outputs = jax.lax.scan(packed, carry, _in_parts(xs, plan.steps_per_loop))
-        return carry, _concatenated(unpack(outputs))
+        carry, outputs = jax.lax.scan(loop, carry, _in_parts(xs, plan.steps_per_loop))
+        return carry, _concatenated(unpack(outputs) if packs else outputs)
 
     def block(carry, key):
         xs = draw(key, length)
@@ -83,7 +81,6 @@ def scan_in_blocks(
         carry, outputs = scan(play, carry, _in_parts(xs, plan.steps_per_check))
         return carry, _concatenated(outputs)
 
-    keys = jax.random.split(key, num_blocks)
     if num_blocks == 1:
         return block(carry, keys[0])
     num_stages = 1 if resize is None else min(MAX_STAGES, num_blocks)

@@ -20,14 +20,14 @@ def minibatch_order(config: Config, key: jax.Array, mask: jax.Array) -> jax.Arra
     Args:
       config: the numbers of epochs, minibatches and blocks, and of neighbouring members that stay together.
       key: of the orders.
-      mask: `[S, N]` bool; of rollouts of one episode, sequences with a valid sample are dealt out first, and evenly.
+      mask: `[S, N]` bool; sequences with a valid sample are dealt out first, and evenly.
     """
     num_epochs, num_blocks, members = config.num_epochs, config.shuffle_blocks, config.members_together
     filled = jnp.any(mask.reshape(mask.shape[0], num_blocks, -1, members), axis=(0, 3))
     filled = jnp.broadcast_to(filled, (num_epochs, *filled.shape))
     if _factors(filled.shape[-1]) is None:
         units = sorted_order(key, filled)
-    elif config.algorithm.start.auto_reset:
+    elif config.trains_on_all_steps:
         units = computed_order(key, filled.shape)
     else:
         units = first_where(filled, computed_order(key, filled.shape))

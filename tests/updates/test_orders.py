@@ -5,27 +5,29 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpo_jax import Config
-from grpo_jax.groups import CONTINUE, FRESH
+from grpo_jax import GRPO, PPO, Config
+from grpo_jax.groups import ANCHORED
 from grpo_jax.updates.orders import computed_order, minibatch_order, sorted_order
 
 SIZES = 1, 3, 4099, 8198, 4160, 64_000  # sorted: few, a prime, twice a prime; computed: 64 * 65, 250 * 256
 
 
-def order_of(start, valid, num_epochs=1):
+def order_of(algorithm, valid, num_epochs=1):
     """Of one minibatch an epoch, `[num_epochs, n]`."""
-    config = Config(algorithm="grpo" if start is FRESH else "ppo", num_epochs=num_epochs, num_minibatches=1)
+    config = Config(algorithm=algorithm, num_epochs=num_epochs, num_minibatches=1)
     order = jax.jit(lambda key: minibatch_order(config, key, valid[None]))(jax.random.key(1))
     return np.asarray(order)[:, 0]
 
 
-@pytest.mark.parametrize("start", [FRESH, CONTINUE], ids=["fresh", "continue"])
 @pytest.mark.parametrize("num_samples", SIZES)
-def test_an_order_is_a_permutation_with_the_valid_first(start, num_samples):
+@pytest.mark.parametrize(
+    "algorithm", [GRPO, GRPO._replace(start=ANCHORED, live_groups_only=True), PPO], ids=["fresh", "live groups", "all"]
+)
+def test_an_order_is_a_permutation_with_the_valid_first(algorithm, num_samples):
     valid = jax.random.bernoulli(jax.random.key(2), 0.3, (num_samples,))
-    first, second = order_of(start, valid, num_epochs=2)
+    first, second = order_of(algorithm, valid, num_epochs=2)
     assert (np.sort(first) == np.arange(num_samples)).all() and (np.sort(second) == np.arange(num_samples)).all()
-    if start is FRESH or num_samples < 4096:
+    if algorithm is not PPO or num_samples < 4096:
         assert np.all(np.diff(np.asarray(valid)[first].astype(int)) <= 0)
     if num_samples > 3:
         assert np.mean(first == second) < 0.01
