@@ -7,10 +7,10 @@ A tile of 64 samples is one operand of the products, `[rows, 64]` float16, a sam
 | 0 ... `ones` - 1 | gradients of the outputs, scaled; 0 in the forward kernel |
 | `ones` | 1: its weights are biases, its gradients those of biases |
 | then, one for each input | 2^6 x where |x| < 512, else 0 |
-| then half of all, in the same order | 0 for gradients and ones; 2^-10 x where |x| >= 512, else 0 |
+| then half of all, in the same order | 0 for gradients and ones; 2^-6 x where |x| >= 512, else 0 |
 
 float16 has the digits of TF32, which XLA's products have by default, and not its range. Two rows an input, whose
-weights are W / 2^6 and 2^10 W, keep 1e-6 ... 6e7 with all digits. The first `few` rows are the operand for biases of
+weights are W / 2^6 and 2^6 W, keep 1e-6 ... 4e6 with all digits. The first `few` rows are the operand for biases of
 later layers, and for gradients of outputs. Weights end at float16's largest number: infinity times 0 would be NaN.
 """
 
@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 SAMPLES = 64  # of a tile
 HALF = jnp.float16
-SMALL, BIG, LARGEST_SMALL = 2.0**6, 2.0**-10, 512.0
+SMALL, BIG, LARGEST_SMALL = 2.0**6, 2.0**-6, 512.0
 
 
 def round_up(number: int, multiple: int) -> int:

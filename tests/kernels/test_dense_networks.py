@@ -140,7 +140,7 @@ def test_outputs_and_gradients(interpreted, activation, samples, inputs, hidden,
 def test_rows_of_vmap_with_nan_in_one_large_observations_and_nothing_to_learn_in_others(interpreted):
     rows = [draw(5, 3, 16, 1, (2, 1), seed=seed) for seed in range(3)]
     rows[0][1][:, 0] *= 1e5  # more than float16 holds
-    rows[0][0][0][0][0][1, 0] = 100.0  # 2^10 times this is, too
+    rows[0][0][0][0][0][0, 0] = 100.0  # beside these observations
     rows[1][1][2, 1] = np.nan
     rows[2] = (*rows[2][:2], tuple(np.zeros_like(gradient) for gradient in rows[2][2]))
     arguments = jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
@@ -177,10 +177,11 @@ def test_a_grpo_step_on_a_grid_of_rates_with_donation_is_that_of_xla(interpreted
 
 
 @needs_mosaic
-def test_jvp_says_what_to_do(interpreted):
-    params, x, _ = draw(1, 1, 16, 1, (1,))
+def test_jvp_of_a_policy_says_what_to_do():
+    policy, x = Config(network=MLP((16,)), execution_plan="hopper").policy, jnp.ones((1, 4))
+    params = (policy.init(jax.random.key(0)),)
     with pytest.raises(ConfigError, match="use jax.grad or jax.vjp, or execution_plan='gpu'"):
-        jax.jvp(lambda x: dense_networks(params, x, "tanh"), (x,), (x,))
+        jax.jvp(lambda params: policy.step(params, x, policy.initial_carry(params, 1))[0], params, params)
 
 
 @pytest.mark.parametrize(
