@@ -28,8 +28,8 @@ from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.devices.execution_plan import PLANS, ExecutionPlan, resolve_plan
 from grpo_jax.recording.files import json_lines, read_object
 
-from . import brax_speed, device_agreement, token_speed
-from .harness import cold_start, workloads
+from . import brax_speed, token_speed
+from .harness import cold_start, device_agreement, workloads
 from .harness.gpu_page import RESULTS, cell, write_page
 from .harness.provenance import commit
 from .harness.reference_implementations import Size, installed

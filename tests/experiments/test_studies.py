@@ -26,7 +26,6 @@ BRAX = {"task": "fast", "num_envs": 8, "num_steps": 8, "hidden_sizes": (8,), "it
 TOKENS = {"sizes": ("2x16:4:20",), "num_envs": 16, "group_size": 2, "repeats": 1, "seconds": 0.0}
 SMALLEST = {
     "brax_speed": BRAX,
-    "device_agreement": {},
     "entropy": {"total_steps": 20_000, **FEW},
     "estimators": {"num_groups": 40, "estimators": ("RLOO, fresh", "GAE, exact critic")},
     "family": {"algorithms": ("pass_at_k", "gdpo"), "total_steps": 70_000, **FEW},
@@ -44,7 +43,7 @@ SMALLEST = {
     "token_reversal": {"lengths": (3,), "num_prompts": 4, "num_iterations": 2, "width": 8, "num_seeds": 4},
     "token_speed": TOKENS,
 }
-A_FILE = {"brax_speed", "device_agreement", "estimators", "token_speed"}
+A_FILE = {"brax_speed", "estimators", "token_speed"}
 """Studies that write one file."""
 
 

@@ -1,4 +1,4 @@
-"""Whether an accelerator computes and trains as a CPU does: `python -m experiments.device_agreement`.
+"""Whether an accelerator computes and trains as a CPU does, for `experiments.gpu_hour`.
 
 Outputs and gradients of networks, by the plans of a GPU, are compared with float64 numbers of the CPU. A train step of
 a few algorithms runs on the CPU and on the attached accelerator, from the same state, with the accelerator's execution
@@ -7,23 +7,15 @@ do the episodes that follow from them. What has to agree is what the step has le
 """
 
 import contextlib
-import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.table import Table
 
 from grpo_jax import Config, Hyperparams, make_init, make_train_step
-from grpo_jax.commands.harness.command import command, make_console
-from grpo_jax.commands.harness.limits import OutFile
-from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.errors import ConfigError
 from grpo_jax.policies import MLP, Transformer
-from grpo_jax.recording.files import write_json
-
-from .harness.provenance import provenance
 
 PLANS_OF_A_GPU = "hopper", "gpu"
 NETWORKS = {  # the environment, the network, samples, and seeds
@@ -43,27 +35,6 @@ CASES: dict[str, dict[str, Any]] = {
     "GRPO, tokens": {"environment": "tokens:sort-1", "algorithm": "grpo", "num_envs": 1024, "group_size": 4}
     | {"network": Transformer(width=32, num_layers=1, num_heads=2)},
 }
-
-
-@dataclasses.dataclass
-class Arguments:
-    """Compares networks and train steps on the CPU with those on the attached accelerator."""
-
-    out: OutFile | None = None
-    """JSON file for the results."""
-
-
-def main(arguments: Arguments) -> None:
-    console, results = make_console(), {}
-    for title, names, compare in (("networks", NETWORKS, network_errors), ("train steps", CASES, step_differences)):
-        results[title] = [{"case": name} | compare(name) for name in names]
-        table = Table(*results[title][0], title=title)
-        for row in results[title]:
-            table.add_row(*(value if isinstance(value, str) else f"{value:.1e}" for value in row.values()))
-        console.print(table)
-    if arguments.out is not None:
-        write_json(arguments.out, provenance() | results)
-        console.print(f"Results in {arguments.out}", soft_wrap=True)
 
 
 def network_errors(name: str) -> dict[str, float]:
@@ -131,7 +102,3 @@ def step_differences(name: str) -> dict[str, float]:
 
 def largest_difference(tree, other) -> float:
     return max(float(np.abs(a - b).max()) for a, b in zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True))
-
-
-if __name__ == "__main__":
-    command(lambda: main(parse_flags(Arguments)))
