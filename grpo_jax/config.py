@@ -191,11 +191,6 @@ class Config(KnownFields):
         return isinstance(self.network, Transformer)
 
     @property
-    def has_custom_network(self) -> bool:
-        """Whether the network is custom: a function or an import path."""
-        return not isinstance(self.network, MLP | Transformer)
-
-    @property
     def plan(self) -> ExecutionPlan:
         """The execution plan; "auto" depends on JAX's backend, so that a run may go on elsewhere."""
         return resolve_plan(self.execution_plan)
@@ -219,7 +214,7 @@ class Config(KnownFields):
         """The policy's pure functions."""
         distribution = make_distribution(self.env.action_space, self.action_distribution)
         critic = self.algorithm.critic is not None
-        if self.has_custom_network:
+        if not isinstance(self.network, MLP | Transformer):
             return make_custom_policy(self.network, self.env.observation, distribution, critic)
         if self.is_transformer:
             max_steps = self.env.max_steps + critic  # a critic also reads the last token, for its value

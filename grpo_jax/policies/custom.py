@@ -45,8 +45,8 @@ def make_pure_policy(
       observation, distribution, critic: the arguments of the network function.
       initial_carry: the carry of one environment at the start of an episode, a pytree of arrays. None: the policy has
         no carry.
-      features: `(params, observation [N, ...]) -> [N, F]`, the input of the actor's head, for a baseline that compares
-        states by it. With an initial carry: `(params, observation, carry) -> [N, F]`.
+      features: `(params, observation [N, ...]) -> [N, F]`, the input of the actor's head, for penalties that read
+        `prediction.features`. With an initial carry: `(params, observation, carry) -> [N, F]`.
 
     Raises:
       ConfigError: from the policy's `init`, if there are no parameters.

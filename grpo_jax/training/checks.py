@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.interpreters.partial_eval import dce_jaxpr
 from jax.sharding import Mesh
 
 from grpo_jax.algorithms import SLOT_CALLS, algorithms_with, name_of
@@ -17,6 +18,7 @@ from grpo_jax.environments.spaces import Discrete
 from grpo_jax.errors import OTHER_WORDS, ConfigError, are_alike, describe_arrays, function_name, in_short, user_code
 from grpo_jax.hyperparams import Hyperparams, advice_on, completed
 from grpo_jax.importing import is_custom
+from grpo_jax.policies.networks import MLP, Transformer
 from grpo_jax.rollouts.outcomes import outcome_shapes
 from grpo_jax.training.budget import check_budget
 from grpo_jax.training.train_step import initial_state, make_learn, make_play
@@ -107,7 +109,7 @@ def try_on_shapes(config: Config, hyperparams: Hyperparams) -> Metrics:
 
 def _try_on_shapes(config: Config, structure: Any) -> Metrics:
     check_schedule(config.schedule)
-    if is_custom(config.action_distribution) or config.has_custom_network:
+    if is_custom(config.action_distribution) or not isinstance(config.network, MLP | Transformer):
         _check_distribution(config)
     try:
         with jax.disable_jit(False):  # which would trace every step of a loop
@@ -182,25 +184,19 @@ def _read_fields(config: Config, structure: Any) -> set[str]:
     """The hyperparameters that the metrics and the state after an iteration depend on."""
     with jax.disable_jit(False):
         begin = _begun(config, structure)
-        state = begin.out_info
-        step = jax.jit(functools.partial(_step, config)).trace(state)
-    init, program = begin.jaxpr.jaxpr, step.jaxpr.jaxpr
-    begun, before = (jax.tree.unflatten(jax.tree.structure(state), each) for each in (init.outvars, program.invars))
-    after, metrics = jax.tree.unflatten(jax.tree.structure(step.out_info), program.outvars)
-    live = _live(program, (after.replace(hyperparams=None), metrics))
-    pairs = zip(*(jax.tree.leaves(each.replace(hyperparams=None)) for each in (begun, before)), strict=True)
-    live |= _live(init, [made for made, used in pairs if id(used) in live])
-    inputs = before.hyperparams, jax.tree.unflatten(structure, init.invars[1:])
-    return {name for fields in inputs for name, variable in vars(fields).items() if id(variable) in live}
+        step = jax.jit(functools.partial(_step, config)).trace(begin.out_info)
+    after, metrics = jax.tree.map(lambda _: True, step.out_info)
+    unread = {"hyperparams": jax.tree.map(lambda _: False, after.hyperparams)}
+    before = jax.tree.unflatten(jax.tree.structure(after), _inputs_of(step, (after.replace(**unread), metrics)))
+    at_first = structure.unflatten(_inputs_of(begin, before.replace(**unread))[1:])  # but for the key
+    return {name for each in (before.hyperparams, at_first) for name, is_read in vars(each).items() if is_read}
 
 
-def _live(program: Any, outputs: PyTree) -> set[int]:
-    """The ids of the variables that outputs of a program depend on; an input that is an output does not count."""
-    live = {id(variable) for variable in jax.tree.leaves(outputs)} - {id(variable) for variable in program.invars}
-    for equation in reversed(program.eqns):
-        if equation.effects or not live.isdisjoint(map(id, equation.outvars)):
-            live |= set(map(id, equation.invars))
-    return live
+def _inputs_of(traced: jax.stages.Traced, outputs: PyTree) -> list[bool]:
+    """Which inputs those outputs depend on where `outputs` is True; one that is an input does not count."""
+    program = traced.jaxpr.jaxpr
+    pairs = zip(jax.tree.leaves(outputs), program.outvars, strict=True)
+    return dce_jaxpr(program, [wanted and variable not in program.invars for wanted, variable in pairs])[1]
 
 
 def _advice(config: Config, error: Exception) -> str:

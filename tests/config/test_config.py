@@ -28,15 +28,10 @@ def test_what_is_left_out_becomes_what_suits_the_algorithm():
     assert Config(environment="Acrobot-v1", env_params={"max_steps_in_episode": 100}).num_steps == 100
 
 
-@pytest.mark.parametrize("environment, name", [("CartPole-v1", "ppo"), (copy_task(), "grpo")])
-def test_auto_compares_groups_where_there_is_a_prompt(environment, name):
-    fields = {"environment": environment, "num_envs": 16}
-    assert Config(algorithm="auto", **fields) == Config(algorithm=name, **fields)
-
-
-def test_a_prompt_asks_for_a_transformer():
+def test_a_prompt_asks_for_a_transformer_and_auto_for_groups():
     tokens = {"environment": copy_task(), "num_envs": 8, "group_size": 4, "network": Transformer(num_layers=1)}
     config = Config(**tokens, num_minibatches=2)
+    assert Config(**tokens, num_minibatches=2, algorithm="auto") == config and Config(algorithm="auto").algorithm == PPO
     assert config.is_transformer and config.share_prompts and config.policy.max_steps == 4
     # Two groups cannot be dealt out over four minibatches, but eight completions can.
     assert not Config(**tokens, num_minibatches=4).share_prompts
