@@ -4,7 +4,7 @@
 
 trains eight seeds on CartPole-v1 in one compiled program. Read it from top to bottom, then copy it and change it: a
 state goes into `train_step`, the next state comes out, and the rest is `jit`, `vmap` and `scan`. `grpo_jax.run` does
-the same for any environment, network and algorithm, in about half of the time on one CPU core.
+the same for any environment, network and algorithm.
 
 Shapes: T steps of B environments are `[T, B]`; a minibatch of N steps is `[N]`.
 PPO: https://arxiv.org/abs/1707.06347. Generalised advantage estimation: https://arxiv.org/abs/1506.02438.
