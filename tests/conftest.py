@@ -12,6 +12,7 @@ from jax._src.interpreters import mlir
 
 from experiments.compiled_programs import choose_backend
 from grpo_jax import Config, Hyperparams, TrainState, config, make_init, make_train_step
+from grpo_jax.environments import make_environment
 from grpo_jax.policies import MLP, dense
 
 ORTHOGONAL = dense.orthogonal
@@ -27,6 +28,7 @@ def pytest_configure(config):
         jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("compiled")))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
     choose_backend()  # last: JAX starts, and without a GPU or TPU an installed plugin for one only compiles
+    make_environment("CartPole-v1")  # before a test imports gymnax itself, with all that draws
 
 
 def pytest_collection_finish(session):
