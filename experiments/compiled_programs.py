@@ -66,7 +66,7 @@ class Arguments:
     """Parallel environments, one program each."""
     implementations: tuple[Literal[IMPLEMENTATIONS], ...] = ("plain PPO", "PPO", "GRPO")
     """Train steps to compile."""
-    execution_plan: str = "gpu"
+    execution_plan: str = "hopper"
     """Layout of our programs: cpu, gpu, hopper or tpu."""
     out: OutFile | None = None
     """JSON file for the results."""

@@ -69,6 +69,7 @@ PATCHES: dict[str, dict[str, Any]] = {  # what no field turns off: what stands i
     "records not packed": dict.fromkeys((f"grpo_jax.rollouts.scan.{x}pack" for x in ("", "un")), lambda tree: tree),
     "no barrier after a step": {"jax.lax.optimization_barrier": outside_of_rollouts},
     "start states for one step": {"grpo_jax.rollouts.resets.MAX_BYTES": 0},
+    "no vector of the optimiser": {"grpo_jax.updates.optimizers.MAX_FLAT_PARAMETERS": 0},
 }
 
 
@@ -180,7 +181,7 @@ STUDIES = {  # the module, its flags, and those of a smoke test, which win
 PIECES = {  # in this order: what measures, and the names of its results
     "networks": (agreement, [*device_agreement.NETWORKS]),
     "first": (speed, [f"{shape}: {name}" for shape in [*SHAPES][:3] for name in ALL]),
-    "choices": (choices, [f"{shape}: PPO, {name}" for shape in [*SHAPES][:2] for name in (*CHOICES, *PATCHES)]),
+    "choices": (choices, [f"{shape}: PPO, {name}" for shape in [*SHAPES][:3] for name in (*CHOICES, *PATCHES)]),
     "others": (speed, [f"{shape}: {name}" for shape in [*SHAPES][3:-1] for name in ALL]),
     "agreement": (agreement, [*device_agreement.CASES]),
     "cold": (cold, ["plain PPO", "PPO, tuned"]),

@@ -162,14 +162,6 @@ class Config(KnownFields):
         return self.num_envs * self.num_steps + self.trunk_steps
 
     @property
-    def trains_on_all_steps(self) -> bool:
-        """Whether an update leaves out no step of a rollout, so that every sample of a batch is valid."""
-        algorithm, environment = self.algorithm, self.env
-        leaves_out = algorithm.greedy_member or algorithm.live_groups_only or algorithm.filter_overlong
-        all_are_valid = algorithm.start.auto_reset and not environment.can_diverge
-        return all_are_valid and environment.forced_action is None and not leaves_out
-
-    @property
     def keeps_sequences(self) -> bool:
         """Whether the steps of a rollout stay together in minibatches: a slot compares them, or they share a carry."""
         compared = self.algorithm.whole_sequences or self.algorithm.group_surrogate is not None
@@ -228,9 +220,17 @@ class Config(KnownFields):
         """On the plan "hopper", what computes the networks on a GPU: its kernel, or XLA and why; else None."""
         if not self.plan.hopper_kernels:
             return None
-        reason = reason_for_xla(self.network, self.env.observation, self.policy.distribution, self.policy.has_critic)
         here = "" if jax.default_backend() == "gpu" else "; without a GPU, XLA"
-        return f"Hopper kernel{here}" if reason is None else f"XLA ({reason})"
+        return f"XLA ({self._reason_for_xla})" if self._reason_for_xla else f"Hopper kernel{here}"
+
+    @property
+    def has_kernel(self) -> bool:
+        """Whether the plan's kernel computes the networks, on a GPU that it is for."""
+        return self.plan.hopper_kernels and self._reason_for_xla is None
+
+    @property
+    def _reason_for_xla(self) -> str | None:
+        return reason_for_xla(self.network, self.env.observation, self.policy.distribution, self.policy.has_critic)
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickles the fields alone: what was made of them (functions, programs) is made again."""

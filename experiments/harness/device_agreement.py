@@ -2,8 +2,9 @@
 
 Outputs and gradients of networks, by the plans of a GPU, are compared with float64 numbers of the CPU. A train step of
 a few algorithms runs on the CPU and on the attached accelerator, from the same state, with the accelerator's execution
-plan and matrix products in float32. Sampled actions hang on the last bits of the logits: a few may differ, and then so
-do the episodes that follow from them. What has to agree is what the step has learnt.
+plan and matrix products in float32; once as it is used there, on Hopper with its kernel. Sampled actions hang on the
+last bits of the logits: a few may differ, and then so do the episodes that follow from them. What has to agree is what
+the step has learnt.
 """
 
 import contextlib
@@ -27,6 +28,8 @@ NETWORKS = {  # the environment, the network, samples, and seeds
 }
 CASES: dict[str, dict[str, Any]] = {
     "PPO, CartPole": {"environment": "CartPole-v1", "algorithm": "ppo", "num_steps": 32},
+    "PPO, CartPole, plan of the device": {"environment": "CartPole-v1", "algorithm": "ppo", "num_steps": 32}
+    | {"execution_plan": "auto"},
     "GRPO, CartPole": {"environment": "CartPole-v1", "algorithm": "grpo", "group_size": 4},
     "PPO, Pendulum, GRU": {"environment": "Pendulum-v1", "algorithm": "ppo", "num_steps": 32}
     | {"network": MLP(recurrent="gru")},
@@ -83,9 +86,10 @@ def outputs_and_gradients(
 def step_differences(name: str) -> dict[str, float]:
     """The largest relative difference of a metric, and differences of parameters: between devices, and by the step."""
     size = {"num_envs": 16, "num_epochs": 2, "num_minibatches": 4}
-    config, results = Config(**size | CASES[name], execution_plan=jax.default_backend()), []
+    config, results = Config(**{"execution_plan": jax.default_backend()} | size | CASES[name]), []
+    precision = None if config.plan.hopper_kernels else "float32"  # which would turn the kernel off
     for device in (jax.devices("cpu")[0], jax.devices()[0]):
-        with jax.default_device(device), jax.default_matmul_precision("float32"):
+        with jax.default_device(device), jax.default_matmul_precision(precision):
             state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams())
             after, metrics = jax.jit(make_train_step(config))(state)
             results.append(jax.device_get((state.params, after.params, metrics)))

@@ -16,7 +16,8 @@ What XLA chooses while it compiles for a platform, or what holds on all of them:
 | `objectives/returns.py` | the loop over returns is unrolled, but not on a CPU |
 | `objectives/reductions.py` | the sums of a loss and its metrics: one stacked sum on a CPU, one pass elsewhere |
 | `objectives/slots.py` | barriers, without which XLA computes scores and advantages several times |
-| `rollouts/rollout.py` | a barrier, without which XLA computes a step several times, but not on a CPU |
+| `rollouts/rollout.py` | with several steps in an iteration: a barrier, or XLA computes a step several times |
+| `rollouts/scan.py` | with several steps in an iteration: records are packed (launches were counted, not timed) |
 | `updates/loss.py`, `updates/minibatches.py` | barriers, without which XLA computes a gather or a loss several times |
 | `updates/orders.py` | the rounds of a computed order are a loop on a CPU, and one kernel elsewhere |
 | `updates/optimizers.py` | small parameters are one vector for the optimiser: less to compile |
@@ -41,7 +42,7 @@ class ExecutionPlan:
     """Steps in one iteration of the loops of rollouts (the most that divide it) and of recurrent layers (unrolling)."""
     num_reset_draws: int
     """Start states of each environment drawn at once, behind a branch, when none is left; 0: one for every step, and
-    those of an iteration of the loop together, up to 256 MiB."""
+    those of an iteration of the loop together, up to 256 MiB for each row."""
     samples_per_part: int
     """The most samples of a minibatch whose gradient is computed at once."""
     skips_empty_parts: bool
@@ -95,5 +96,5 @@ def resolve_plan(plan: str | ExecutionPlan) -> ExecutionPlan:
     if plan == "hopper" and on_gpu and not is_hopper:
         others = f"as an H100 or H200 has, and this is {device.device_kind}; use 'auto'"
         raise ConfigError(f"execution_plan='hopper' is for compute capability 9.0, {others}")
-    has_kernels = is_hopper and tuple(map(int, jax.__version__.split(".")[:2])) >= (0, 11)
+    has_kernels = is_hopper and jax.__version_info__ >= (0, 11)
     return HOPPER if plan == "hopper" or has_kernels else PLANS.get(backend, GPU)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from grpo_jax.errors import ConfigError
 from grpo_jax.kernels.layout import HALF, SAMPLES, Shape, packed, round_up
 
 ACTIVATIONS = ("tanh", "relu", "silu", "swish", "gelu")
@@ -25,7 +26,7 @@ def unserved(layer_sizes: Sequence[Sequence[int]], activation: str) -> str | Non
       layer_sizes: of each network, the number of inputs, the widths of the hidden layers, and the number of outputs.
       activation: the name of the function after each hidden layer.
     """
-    if tuple(map(int, jax.__version__.split(".")[:2])) < (0, 11):
+    if jax.__version_info__ < (0, 11):
         return f"the kernel needs jax 0.11, and this is {jax.__version__}"
     if activation not in ACTIVATIONS:
         return f"the activation {activation} is none of {', '.join(ACTIVATIONS)}"
@@ -47,15 +48,14 @@ def dense_networks(params: tuple[Layers, ...], observations: jax.Array, activati
 
     Args:
       params: of each network its layers, each `(kernel [inputs, outputs], bias [outputs])`, float32.
-      observations: `[N, D]` float32. One beyond 4e6 makes the outputs of its sample NaN, as hidden units beyond 1e6 do;
-        for one of 512 or more, weights of the first layer count as at most 1,023.
+      observations: `[N, D]` float32. One beyond 4e6 makes the outputs of its sample NaN (not with tanh, if finite), as
+        hidden units beyond 1e6 do; for one of 512 or more, weights of the first layer count as at most 1,023.
       activation: one of `ACTIVATIONS`; GELU is the approximation by tanh.
     """
     inputs, hidden = params[0][0][0].shape
     outputs = tuple(layers[-1][0].shape[1] for layers in params)
     shape = _shape(inputs, hidden, len(params[0]) - 1, outputs, activation)
-    function = _networks if shape.registers <= MOST_REGISTERS else _first_by_xla
-    return function(params, observations, shape)
+    return (_networks if shape.registers <= MOST_REGISTERS else _first_by_xla)(params, observations, shape)
 
 
 _shape = functools.lru_cache(None)(Shape)  # equal sizes are one object: kernels are kept by it
@@ -93,7 +93,7 @@ def _backward(shape, kept, gradients):
     (weights, _), transpose = jax.vjp(lambda params: packed(shape, params), params)
     sums, *into_x = _run("backward", shape, len(x), _tiles(x), weights, scales, *map(_tiles, gradients))
     into_weights = sums.sum(1).swapaxes(2, 3).reshape(weights.shape) / scales[:, None, None]
-    into_params = transpose((jnp.where(True, into_weights, weights), together.sum(0)))  # varies over a mesh as weights
+    into_params = transpose((into_weights, together.sum(0)))
     return *into_params, into_x[0][: len(x)] / scales[:, None] if into_x else jnp.zeros_like(x)
 
 
@@ -123,4 +123,10 @@ def _run(name, shape, samples, *arguments):
         split = jax.tree.map(lambda each: each.reshape(size, -1, *each.shape[1:]), result)
         return split, jax.tree.map(lambda _: True, split)
 
-    return jax.tree.map(lambda each: each[0], call(*(each[None] for each in arguments)))
+    differentiable = jax.custom_jvp(call)
+
+    @differentiable.defjvp
+    def _(primals, tangents):
+        raise ConfigError("the kernels have no second derivatives: use execution_plan='gpu'")
+
+    return jax.tree.map(lambda each: each[0], differentiable(*(each[None] for each in arguments)))

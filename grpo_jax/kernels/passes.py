@@ -146,7 +146,9 @@ class Block:
         observed = jnp.where(is_small, x * SMALL, 0.0) if self.first else 0.0
         self.operand[:read] = jnp.where(row <= ones, fixed, observed).astype(HALF)
         if self.first:
-            self.operand[read:] = jnp.where(is_small | (row <= ones), 0.0, x * BIG).astype(HALF)
+            most = 65504.0 / BIG if self.shape.activation == "tanh" else jnp.inf  # tanh is constant beyond it
+            big = jnp.where(jnp.abs(x) > most, jnp.sign(x) * most, x) * BIG
+            self.operand[read:] = jnp.where(is_small | (row <= ones), 0.0, big).astype(HALF)
         plgpu.commit_smem()
 
 

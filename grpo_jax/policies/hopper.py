@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax.devices.mesh import num_env_devices, on_own_environments
-from grpo_jax.errors import ConfigError
 from grpo_jax.kernels import dense_networks, unserved
 from grpo_jax.observations import as_rows, leading_shape
 from grpo_jax.policies.distributions import Distribution
@@ -88,13 +87,7 @@ def with_hopper_kernel(policy: Policy, network: MLP, observation: PyTree) -> Pol
             if not PLATFORMS:
                 return kernel(params, observations, *rest)
             kernels = dict.fromkeys(PLATFORMS, kernel)
-            try:
-                return jax.lax.platform_dependent(params, observations, *rest, **kernels, default=by_xla)
-            except TypeError as error:
-                if "forward-mode" not in str(error):
-                    raise
-                message = "the kernels have no jvp: use jax.grad or jax.vjp, or execution_plan='gpu'"
-                raise ConfigError(message) from error
+            return jax.lax.platform_dependent(params, observations, *rest, **kernels, default=by_xla)
 
         return function
 

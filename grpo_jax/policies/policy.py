@@ -18,7 +18,7 @@ class Policy(NamedTuple):
 
     The carry is what a recurrent policy or a transformer keeps from step to step, each leaf `[N, ...]`; for other
     policies it has no leaves. `is_first` marks the first observation of an episode: `sequence` resets the carry to the
-    initial one before it processes that observation.
+    initial one before it processes that observation. Gradients are by `jax.grad` or `jax.vjp`: `jax.jvp` raises.
     """
 
     init: Callable  # (key) -> params

@@ -14,7 +14,7 @@ from grpo_jax.rollouts.scan import any_in_all_rows
 from grpo_jax.types import PyTree, RolloutState
 
 MAX_BYTES = 2**28
-"""The most memory of start states that are drawn for several steps of a loop at once, of all environments."""
+"""The most memory of start states that are drawn for several steps of a loop at once, of all environments of a row."""
 
 
 class StartStates(NamedTuple):

@@ -182,6 +182,14 @@ def _by_window(function: Callable, trajectory: Trajectory, num_windows: int) -> 
     return jax.tree.map(lambda leaf: leaf.reshape(leaf.shape[0], -1), values)
 
 
+def trains_on_all_steps(config: Config) -> bool:
+    """Whether `_training_mask` leaves out no step, so that every sample of a batch is valid."""
+    algorithm, environment = config.algorithm, config.env
+    leaves_out = algorithm.greedy_member or algorithm.filter_overlong or algorithm.live_groups_only
+    all_are_valid = algorithm.start.auto_reset and not environment.can_diverge
+    return all_are_valid and environment.forced_action is None and not leaves_out
+
+
 def _training_mask(algorithm: Algorithm, trajectory: Trajectory, advantage: jax.Array, group_size: int) -> jax.Array:
     """`[T, B]` bool: the steps to train on."""
     mask = trajectory.acted

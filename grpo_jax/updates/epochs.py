@@ -54,8 +54,7 @@ def update_epochs(
     policy = bind_frozen(policy, frozen)
     flatten, unflatten = make_flattening(config, trained)
     # A vector in the loop's carry saves a copy of each parameter, but XLA would not fuse a bias in it with its product.
-    has_kernels = config.plan.hopper_kernels
-    to_carry, to_tree = ((lambda flat: flat), unflatten) if has_kernels else (unflatten, lambda tree: tree)
+    to_carry, to_tree = ((lambda flat: flat), unflatten) if config.has_kernel else (unflatten, lambda tree: tree)
     # Blocks stay where they were played if each device has whole ones. Otherwise minibatches mix all environments, and
     # these are gathered once, rather than communicated in each update.
     batch = on_every_device(batch) if config.shuffle_blocks % num_env_devices() else along_envs(batch, axis=1)

@@ -96,7 +96,8 @@ def default_microbatches(config: Config, num_steps: int, num_sequences: int) -> 
     most = max(8, config.plan.samples_per_part // num_steps)
     num_units = num_sequences // config.members_together
     fewest = min(-(-num_sequences // most), num_units)
-    return next((n for n in range(fewest, 4 * fewest) if num_units % n == 0), 1)
+    fewer = max(n for n in range(1, fewest + 1) if num_units % n == 0)
+    return next((n for n in range(fewest, 4 * fewest) if num_units % n == 0), fewer)
 
 
 def make_gradient(

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax.config import Config
+from grpo_jax.updates.batch import trains_on_all_steps
 
 SMALLEST_FACTOR = 64
 """Orders of a number without two factors of at least this are sorted. Others, of 4096 or more, are computed for each
@@ -27,7 +28,7 @@ def minibatch_order(config: Config, key: jax.Array, mask: jax.Array) -> jax.Arra
     filled = jnp.broadcast_to(filled, (num_epochs, *filled.shape))
     if _factors(filled.shape[-1]) is None:
         units = sorted_order(key, filled)
-    elif config.trains_on_all_steps:
+    elif trains_on_all_steps(config):
         units = computed_order(key, filled.shape)
     else:
         units = first_where(filled, computed_order(key, filled.shape))

@@ -53,9 +53,9 @@ def test_launches_waits_and_graphs_of_a_listing():
 
 @pytest.mark.slow
 def test_launches_do_not_rise():
-    """Without a GPU: compiled ahead of time; 7.25 and 75 launches without fused layers."""
+    """Without a GPU: compiled ahead of time; 5.25 and 28 launches where they were 6 and 28, and 8.25 and 47 before."""
     compile_for_h100(lambda x: x, jax.ShapeDtypeStruct((), "float32"))  # skips the test without the compiler
     size = Size(1024)
-    found = count(make_implementation("PPO", "CartPole-v1", size, execution_plan="gpu"), size)
+    found = count(make_implementation("PPO", "CartPole-v1", size, execution_plan="hopper"), size)
     assert found["waits"] == 0 < found["graphs"] and 0 < found["mebibytes"] < 100
-    assert 3 < found["each_step"] <= 8 and 20 < found["each_gradient"] <= 80
+    assert 3 < found["each_step"] <= 5.5 and 20 < found["each_gradient"] <= 30

@@ -38,7 +38,7 @@ def calls(monkeypatch):
 
     monkeypatch.setattr(hopper, "dense_networks", dense_networks)
     monkeypatch.setattr(hopper, "PLATFORMS", ("cpu",))
-    monkeypatch.setattr(jax, "__version__", "0.11.0")
+    monkeypatch.setattr(jax, "__version_info__", (0, 11, 0))
     return seen
 
 

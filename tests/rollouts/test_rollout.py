@@ -147,7 +147,7 @@ def test_short_episodes_are_no_more_frequent_than_their_starts(start, generator)
 @pytest.mark.parametrize("num_draws", [0, pytest.param(40, marks=pytest.mark.slow)])
 def test_how_many_start_states_are_drawn_ahead_changes_nothing(long, num_draws):
     before, *expected = long
-    plan = dataclasses.replace(CPU, num_reset_draws=num_draws)
+    plan = dataclasses.replace(CPU, num_reset_draws=num_draws, steps_per_loop=4)
     simulator = Simulator(probe, known_policy, known_params((0.0, 0.0)), plan=plan)
     traced_again = jax.jit(functools.partial(simulator.unroll, num_steps=NUM_STEPS, auto_reset=True))
     assert bits(traced_again(before, jax.random.key(2))) == bits(tuple(expected))

@@ -78,7 +78,8 @@ def test_a_plan_is_found_by_name_or_backend_and_checked():
 @pytest.mark.parametrize("capability, plan", [("9.0", HOPPER), ("10.0", GPU), ("gfx942", GPU)])
 def test_hopper_is_known_by_its_compute_capability(capability, plan, monkeypatch):
     device = SimpleNamespace(compute_capability=capability, device_kind="a device")
-    for name, value in {"default_backend": lambda: "gpu", "devices": lambda: [device], "__version__": "0.11"}.items():
+    values = {"default_backend": lambda: "gpu", "devices": lambda: [device], "__version_info__": (0, 11)}
+    for name, value in values.items():
         monkeypatch.setattr(jax, name, value)
     assert resolve_plan("auto") == plan
     with contextlib.nullcontext() if plan is HOPPER else pytest.raises(ConfigError, match="this is a device; use"):

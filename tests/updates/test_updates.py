@@ -92,6 +92,3 @@ def test_an_epoch_uses_every_valid_sample_once(rollout):
         # The bias has the gradient Σ 2^age over a minibatch, which stands for the batch, 4 times as large.
         moved = PARAMS.bias - learner.params.bias
         np.testing.assert_allclose(moved, 4 * np.sum(2.0**ages), rtol=1e-6)
-
-
-# --- NaN rewards through whole train steps ---------------------------------------------------------------------------
