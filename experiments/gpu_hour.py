@@ -46,6 +46,7 @@ SHAPES = {  # the environment, the sizes of a train step, and the seeds
     "64 environments": ("CartPole-v1", Size(64), 1),
     "Breakout, 4,096 environments": ("Breakout-MinAtar", Size(4096), 1),
     "Asterix, 2,048 environments": ("Asterix-MinAtar", Size(2048), 1),
+    "Seaquest, 2,048 environments": ("Seaquest-MinAtar", Size(2048), 1),
     "Craftax-Symbolic, 1,024 environments": ("craftax:Craftax-Symbolic-v1", Size(1024, 64, 4, 8, (512, 512)), 1),
 }
 CHOICES: dict[str, dict[str, Any]] = {  # what the plan of a device might be: its fields
