@@ -87,22 +87,18 @@ _INSTEAD = {slot: f"a function, called as {call}" for slot, call in SLOT_CALLS.i
 
 
 def with_reference(
-    algorithm: Algorithm,
+    algorithm: str | Algorithm,
     reference: Callable = objectives.frozen_reference,
     kl: Callable = objectives.kl_to_reference,
 ) -> Algorithm:
     """The algorithm with a reference policy and a KL penalty to it, in place of any other KL penalty.
 
     Args:
-      algorithm: any.
+      algorithm: any, or its name.
       reference: `frozen_reference`, `refreshed_reference` or `averaged_reference`.
       kl: `kl_to_reference`, the estimate k3, or `exact_kl_to_reference`.
-
-    Raises:
-      ConfigError: `algorithm` is none, such as a name.
     """
-    if not isinstance(algorithm, Algorithm):
-        raise ConfigError(f"with_reference takes an Algorithm, not {algorithm!r}; write with_reference(GRPO)")
+    algorithm = algorithm if isinstance(algorithm, Algorithm) else by_name(str(algorithm))
     others = tuple(penalty for penalty in algorithm.penalties if penalty not in objectives.KL_PENALTIES)
     return algorithm._replace(penalties=(kl, *others), reference=reference)
 

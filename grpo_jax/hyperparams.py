@@ -117,10 +117,8 @@ class Hyperparams(KnownFields, struct.PyTreeNode):
     def __init_subclass__(cls, **options: Any) -> None:
         """Raises ConfigError for a number without an annotation, of which no field would be made."""
         for name, value in vars(cls).items():
-            is_number = isinstance(value, int | float | np.ndarray | jax.Array) and not name.startswith("__")
-            if is_number and name not in cls.__annotations__:
-                of_class = f"{name} of {cls.__name__} has no type, and so is no field"
-                raise ConfigError(f"{of_class}; write {name}: float = {value}")
+            if isinstance(value, int | float) and name not in cls.__annotations__ and name[:2] != "__":
+                raise ConfigError(f"{cls.__name__}.{name} has no type, so is no field; write {name}: float = {value}")
         super().__init_subclass__(**options)
 
     def __post_init__(self):

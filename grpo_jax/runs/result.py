@@ -32,21 +32,17 @@ class RunResult(NamedTuple):
     # `stop_when` or the callback
     ended_by: np.ndarray
     used: np.ndarray  # float64 [R] fraction that it used of this limit, or of the budget, if it was stopped
-    settings: Settings | None = None  # which rows have the same hyperparameters and env_params; None: all
+    settings: Settings | None = None  # which rows have the same hyperparameters and env_params
 
     def __repr__(self) -> str:
         """How the run ended, and the final returns of the best ten settings."""
-        settings, returns = self._settings, self.final_return
+        settings, returns = self.settings, self.final_return
         ends = describe_ends(self.ended_by, self.used, settings.word)
         lines = [f"RunResult: {len(returns)} {settings.word}, {len(self.steps)} iterations, {ends}"]
         for setting in settings.ranked(returns)[:10]:
             seeds = list_first([f"{each:.4g}" for each in returns[settings.rows[setting]]])
             lines.append(f"  final_return {seeds} {setting}".rstrip())
         return "\n".join(lines)
-
-    @property
-    def _settings(self) -> Settings:
-        return self.settings or Settings({Setting(): np.arange(self.steps.shape[1])})
 
     @property
     def final_return(self) -> np.ndarray:
@@ -60,7 +56,7 @@ class RunResult(NamedTuple):
     @property
     def by_setting(self) -> dict[Setting, Chunk]:
         """The metrics and steps of each setting, whose columns are its seeds."""
-        return {setting: columns_of(self, rows) for setting, rows in self._settings.rows.items()}
+        return {setting: columns_of(self, rows) for setting, rows in self.settings.rows.items()}
 
     def to_dataframe(self) -> "pandas.DataFrame":
         """A table of pandas, with a line for each iteration of each row.

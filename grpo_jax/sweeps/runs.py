@@ -18,7 +18,7 @@ from grpo_jax.recording.config_file import config_fields
 from grpo_jax.recording.statistics import bootstrap_interval, describe_estimate, describe_seeds, estimate, iqm
 from grpo_jax.recording.trained_policy import TrainedPolicy, load
 from grpo_jax.runs.result import RunResult, as_dataframe, columns_of
-from grpo_jax.runs.run_spec import Setting, Value
+from grpo_jax.runs.run_spec import Setting, Value, grouped
 from grpo_jax.types import TrainState
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Run(NamedTuple):
             evaluations=jax.tree.map(lambda each: each if each.ndim == 1 else each[:, rows], self.result.evaluations),
             ended_by=self.result.ended_by[rows],
             used=self.result.used[rows],
-            settings=None,
+            settings=grouped([Setting()] * len(rows)),
         )
         final_returns = self.final_returns[rows]
         return self._replace(setting=setting, hyperparams=hyperparams, result=result, final_returns=final_returns)

@@ -60,8 +60,8 @@ REFUSED = [
     (lambda: GRPO._replace(start="fresh"), "start='fresh' must be FRESH, ANCHORED, CONTINUE or forked"),
     (lambda: GRPO._replace(reduce=None), r"reduce=None must be a function, called as f\(mask\) -> weights"),
     (lambda: GRPO._replace(greedy_member="yes"), "greedy_member='yes' must be True or False"),
-    (lambda: with_reference("grpo"), r"takes an Algorithm, not 'grpo'; write with_reference\(GRPO\)"),
-    (lambda: type("Mine", (Hyperparams,), {"softness": 0.5}), "Mine has no type, .* write softness: float = 0.5"),
+    (lambda: with_reference("gprp"), "unknown algorithm 'gprp': did you mean 'grpo'"),
+    (lambda: type("Mine", (Hyperparams,), {"softness": 0.5}), "Mine.softness has no type, .* softness: float = 0.5"),
     (lambda: forked(2.5), "the same state is forked"),
 ]
 
