@@ -65,7 +65,7 @@ def main(arguments: Arguments) -> None:
         if name not in results:
             console.print(f"training on {name}")
             results[name] = train(name, arguments)
-            write_results(results, arguments.out, ["environment", "steps", "before", *ALGORITHMS], table_row)
+            write_results(results, arguments.out, ["environment", "steps", "before", *ALGORITHMS], table_row, arguments)
     draw(results, arguments.out / "gigpo.png")
     console.print((arguments.out / TABLE).read_text(), f"Results in {arguments.out}", soft_wrap=True)
 

@@ -126,7 +126,9 @@ def main(arguments: Arguments) -> None:
         for row, entry in zip(absent, train(task, method, absent, arguments), strict=True):
             results[row] = results.get(row, {}) | {method: entry}
         results = {row: results[row] for row in ROWS if row in results}
-        write_results(results | {SECONDS: seconds_of(results)}, arguments.out, ["hidden", *METHODS], cells_of)
+        write_results(
+            results | {SECONDS: seconds_of(results)}, arguments.out, ["hidden", *METHODS], cells_of, arguments
+        )
     draw(results, arguments.out / "groups_or_critic.png")
     console.print((arguments.out / TABLE).read_text(), f"Results in {arguments.out}", soft_wrap=True)
 

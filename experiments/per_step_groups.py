@@ -90,7 +90,7 @@ def main(arguments: Arguments) -> None:
         if method not in results.get(task, {}):
             results.setdefault(task, {})[method] = train(task, method, arguments)
             row = functools.partial(method_cells, methods=METHODS)
-            write_results(results, arguments.out, ["environment", *METHODS], row)
+            write_results(results, arguments.out, ["environment", *METHODS], row, arguments)
     curves = {task: {name: curve_of(entry) for name, entry in entries.items()} for task, entries in results.items()}
     draw_curves(curves, arguments.out / "per_step_groups.png", "environment steps", arguments.num_seeds)
     console.print((arguments.out / TABLE).read_text(), f"Results in {arguments.out}", soft_wrap=True)

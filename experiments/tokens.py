@@ -31,6 +31,7 @@ from grpo_jax.runs.run_spec import RunSpec
 from grpo_jax.runs.tuned import split_fields, without_unread
 from grpo_jax.runs.tuned_settings import tuned_settings
 from grpo_jax.sweeps.runs import Score
+from grpo_jax.training.checks import check_one_process
 from grpo_jax.types import PyTree
 
 from .harness.countdown import countdown
@@ -180,8 +181,7 @@ def exact_match(config: Config, state: TrainState, key: jax.Array) -> jax.Array:
 
 
 def main(arguments: Arguments) -> None:
-    if jax.process_count() > 1:
-        raise ConfigError("warm starts and accuracies need a single process so far; leave --coordinator out")
+    check_one_process("warm starts are made and accuracies measured")
     plans, task = make_plans(arguments), arguments.chosen
     score = Score(exact_match, f"exact match of greedy answers to {NUM_FINAL} held-out prompts")
     study = CommandStudy("tokens", plans, arguments, score=score)

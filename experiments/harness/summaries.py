@@ -12,7 +12,7 @@ from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.recording.files import read_object, write_json
 from grpo_jax.recording.statistics import describe_estimate, estimate
 
-SUMMARY, TABLE = "summary.json", "table.md"
+SUMMARY, TABLE, FLAGS = "summary.json", "table.md", "flags.json"
 
 
 def chosen(known: Mapping[str, Any], names: Sequence[str], kind: str) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def chosen(known: Mapping[str, Any], names: Sequence[str], kind: str) -> dict[st
 
 
 def read_results(out: Path, arguments: Any = None) -> dict[str, dict]:
-    """The results in a folder, by environment; ConfigError if they are of something else, or other numbers of flags."""
+    """The results in a folder, by environment; ConfigError if they are of something else, or not of these numbers."""
     summary = out / SUMMARY
     try:
         results = json.loads(summary.read_text()) if summary.exists() else {}
@@ -32,20 +32,26 @@ def read_results(out: Path, arguments: Any = None) -> dict[str, dict]:
         raise ConfigError(f"{summary} cannot be read: {error}; remove it, or give another --out") from error
     if not (isinstance(results, dict) and all(isinstance(entry, dict) for entry in results.values())):
         raise ConfigError(f"{summary} has no results by environment; give another --out")
-    if arguments is not None:
-        numbers = {name: value for name, value in vars(arguments).items() if isinstance(value, int | float)}
-        made = out / "flags.json"
-        if results and made.exists() and (before := read_object(made)) != numbers:
-            raise ConfigError(f"{out} has results with {before}, not {numbers}; use these flags, or another --out")
-        write_json(made, numbers)
+    if results and arguments is not None and (before := read_object(out / FLAGS)) != numbers_of(arguments):
+        raise ConfigError(f"{out} has results with {before}, not {numbers_of(arguments)}; use these, or another --out")
     return results
 
 
+def numbers_of(arguments: Any) -> dict[str, float]:
+    """The flags that results depend on, such as steps and seeds."""
+    return {name: value for name, value in vars(arguments).items() if isinstance(value, int | float)}
+
+
 def write_results(
-    results: Mapping[str, dict], out: Path, header: Sequence[str], row: Callable[[str, dict], Sequence[str]]
+    results: Mapping[str, dict],
+    out: Path,
+    header: Sequence[str],
+    row: Callable[[str, dict], Sequence[str]],
+    arguments: Any = None,
 ) -> None:
     """Writes summary.json, and table.md with the header and the cells `row(name, result)` of each environment."""
-    out.mkdir(parents=True, exist_ok=True)
+    if arguments is not None:
+        write_json(out / FLAGS, numbers_of(arguments))
     write_json(out / SUMMARY, results)
     write_markdown(out / TABLE, header, [row(name, result) for name, result in results.items()])
 

@@ -121,7 +121,7 @@ def make_program(policy: TrainedPolicy, greedy: bool) -> Program:
         given = dict(zip(arguments, values, strict=True))
         key = None if greedy else jax.random.key(given["seed"], impl="threefry2x32")
         before = jax.tree.unflatten(structure, given.get("carry", ()))
-        action, after = choose(given["observation"], before, key, given.get("action_mask"))
+        action, after = choose(given["observation"], before, key=key, action_mask=given.get("action_mask"))
         return (action, tuple(jax.tree.leaves(after))) if carry else action
 
     return Program("act" if greedy else "act_sampled", act, arguments)

@@ -159,6 +159,7 @@ def choose_actions(
     hyperparams: Hyperparams,
     observation: PyTree,
     carry: PyTree,
+    *,
     key: jax.Array | None = None,
     action_mask: jax.Array | None = None,
 ) -> tuple[jax.Array, PyTree]:

@@ -116,7 +116,7 @@ class TrainedPolicy:
         arrays = self.params, self.normalizer, self.hyperparams
         # Rows of a run share compiled programs.
         program = kept_with(self.config, ("act",), lambda: jax.jit(functools.partial(choose_actions, self.config)))
-        action, after = program(*arrays, observation, before, key, action_mask)
+        action, after = program(*arrays, observation, before, key=key, action_mask=action_mask)
         action = jax.tree.map(lambda part: part[0], action) if is_single else action
         return action if carry is None else (action, after)
 

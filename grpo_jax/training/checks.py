@@ -37,10 +37,16 @@ def check_run(config: Config, hyperparams: Hyperparams) -> None:
         raise ConfigError(f"config={config!r} must be a Config, such as Config('CartPole-v1')")
     if not isinstance(hyperparams, Hyperparams):
         raise ConfigError(f"hyperparams={hyperparams!r} must be Hyperparams, such as Hyperparams(learning_rate=1e-3)")
-    if config.env.host is not None and jax.process_count() > 1:
-        raise ConfigError(f"{config.env.name!r} is rewarded on the host, by one process; leave --coordinator out")
+    if config.env.host is not None:
+        check_one_process(f"{config.env.name!r} is rewarded on the host")
     check_budget(config, hyperparams)
     try_on_shapes(config, hyperparams)
+
+
+def check_one_process(what: str) -> None:
+    """Raises ConfigError if there are several processes, for what needs one."""
+    if jax.process_count() > 1:
+        raise ConfigError(f"{what}, by one process; leave --coordinator out")
 
 
 def check_rows(hyperparams: Hyperparams, keys: jax.Array) -> None:

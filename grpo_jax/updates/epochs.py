@@ -54,7 +54,7 @@ def update_epochs(
     policy = bind_frozen(policy, frozen)
     flatten, unflatten = make_flattening(config, trained)
     # A vector in the loop's carry saves a copy of each parameter, but XLA would not fuse a bias in it with its product.
-    to_carry, to_tree = ((lambda flat: flat), unflatten) if config.has_kernel else (unflatten, lambda tree: tree)
+    is_flat = config.has_kernel
     # Blocks stay where they were played if each device has whole ones. Otherwise minibatches mix all environments, and
     # these are gathered once, rather than communicated in each update.
     batch = on_every_device(batch) if config.shuffle_blocks % num_env_devices() else along_envs(batch, axis=1)
@@ -65,7 +65,7 @@ def update_epochs(
         learner, within_limit = carry
 
         # The gradient, and the step that the optimiser makes of it.
-        params = to_tree(learner.params)
+        params = unflatten(learner.params) if is_flat else learner.params
         stacked, gradient = gradient_of(params, minibatch)
         metrics, grad_norm = stacked.as_dict(), optax.tree.norm(gradient)
         old = Learner(flatten(params), learner.opt_state)
@@ -79,10 +79,11 @@ def update_epochs(
         applied = finite & within_limit & (minibatch.num_valid > 0)
         learner = jax.tree.map(lambda new, old: jnp.where(applied, new, old), new, old)
         record = metrics | {"optim/grad_norm": grad_norm, "applied": applied, "finite": finite}
-        return (learner._replace(params=to_carry(learner.params)), within_limit), StackedMetrics.stack(record)
+        learner = learner if is_flat else learner._replace(params=unflatten(learner.params))
+        return (learner, within_limit), StackedMetrics.stack(record)
 
     minibatches = make_minibatches(config, batch, minibatch_order(config, key, batch.mask), hyperparams)
-    start = Learner(to_carry(flatten(trained)), state.opt_state), jnp.array(True)
+    start = Learner(flatten(trained) if is_flat else trained, state.opt_state), jnp.array(True)
     (learner, _), records = jax.lax.scan(update, start, minibatches)
     each = records.as_dict()
     applied, finite = each["applied"] > 0, each["finite"] > 0
@@ -90,4 +91,5 @@ def update_epochs(
     del summary["applied"], summary["finite"]
     summary[RATIO_MAX] = jnp.max(each[RATIO_MAX], where=applied, initial=0.0)
     summary["optim/skipped_updates"] = jnp.sum(~finite).astype(jnp.float32)
-    return Learner(combine(to_tree(learner.params), frozen), learner.opt_state), summary
+    params = unflatten(learner.params) if is_flat else learner.params
+    return Learner(combine(params, frozen), learner.opt_state), summary

@@ -1,5 +1,6 @@
 """Random orders of the sequences of a batch, which deal them out to minibatches."""
 
+import functools
 import math
 
 import jax
@@ -73,12 +74,11 @@ def computed_order(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         x = (x + _hash(y, keys[0], rows)) % rows
         return (x, (y + _hash(x, keys[1], columns)) % columns), None
 
-    def rounds(unroll):
-        index = jax.lax.broadcasted_iota(jnp.uint32, shape, len(shape) - 1)
-        return lambda keys: jax.lax.scan(shift, (index // columns, index % columns), keys, unroll=unroll)[0]
-
+    index = jax.lax.broadcasted_iota(jnp.uint32, shape, len(shape) - 1)
+    rounds = functools.partial(jax.lax.scan, shift, (index // columns, index % columns))
     # One kernel on an accelerator; a CPU would only compile longer.
-    x, y = jax.lax.platform_dependent(keys, cpu=rounds(unroll=1), default=rounds(unroll=NUM_ROUNDS))
+    unrolled = functools.partial(rounds, unroll=NUM_ROUNDS)
+    (x, y), _ = jax.lax.platform_dependent(keys, cpu=rounds, default=unrolled)
     return (x * columns + y).astype(jnp.int32)
 
 

@@ -39,6 +39,9 @@ def test_returns_to_go_are_compared_at_each_step(scale):
 def test_results_of_another_budget_are_not_added_to(tmp_path):
     for _ in range(2):
         read_results(tmp_path, Arguments())
-        write_results({"Pendulum-v1": {}}, tmp_path, [], lambda name, entry: [])
+        write_results({"Pendulum-v1": {}}, tmp_path, [], lambda name, entry: [], Arguments())
     with pytest.raises(ConfigError, match="has results with .*'total_steps': 200000, .* not .*'total_steps': 100"):
         read_results(tmp_path, Arguments(total_steps=100))
+    (tmp_path / "flags.json").unlink()
+    with pytest.raises(ConfigError, match="flags.json cannot be read"):
+        read_results(tmp_path, Arguments())
