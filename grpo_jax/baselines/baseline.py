@@ -1,4 +1,4 @@
-"""The simplest baseline, the mean return of the group at the same step, and the returns of a window."""
+"""The simplest baseline: the mean return of the group at the same step."""
 
 from typing import Any
 
@@ -19,16 +19,10 @@ def same_step_baseline(
 
     With a critic, returns are bootstrapped by it where a limit or the window cut them; otherwise they end there.
     """
-    returns, final_value = window_returns(trajectory, hyperparams)
-    return same_step_leave_one_out(returns, trajectory.valid, group_size), final_value
-
-
-def window_returns(trajectory: Trajectory, hyperparams: Hyperparams) -> tuple[jax.Array, jax.Array]:
-    """Discounted returns-to-go `[T, B]`, and the final values that continue them, `[F, B]`: 0 without a critic."""
     final_value = trajectory.final_value
     if final_value is None:
         final_value = jnp.zeros(leading_shape(trajectory.final_observation, 2))
     returns = bootstrapped_returns(
         trajectory.reward, final_value, trajectory.terminated, trajectory.truncated, discount=hyperparams.discount
     )
-    return returns, final_value
+    return same_step_leave_one_out(returns, trajectory.valid, group_size), final_value

@@ -126,14 +126,9 @@ def record_episodes(
     for keys in jax.random.split(key_rollout, (num_chunks, CHUNK)):
         carry, (steps, alive) = go_on(policy, carry, keys)
         num_rows = min(int(alive.sum()) + 1, CHUNK)
-        yield jax.tree.map(lambda leaf, num_rows=num_rows: _to_host(leaf)[:num_rows], steps)
+        yield jax.tree.map(lambda leaf, num_rows=num_rows: leaf[:num_rows], jax.device_get(steps))
         if not alive.all():
             return
-
-
-def _to_host(leaf: jax.Array) -> np.ndarray | jax.Array:
-    """The array in NumPy, which lacks random keys."""
-    return leaf if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else np.asarray(leaf)
 
 
 def _simulator(config: Config, params: PyTree, normalizer: Normalizer, hyperparams: Hyperparams) -> Simulator:
