@@ -1,12 +1,11 @@
 """Host: the metrics of a run in TensorBoard or Weights & Biases, of many seeds as quantiles."""
 
-import contextlib
 import hashlib
 import json
 import os
 import textwrap
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -110,15 +109,6 @@ class WeightsAndBiases:
         """Sends the rest, in online mode."""
         for _, run in self._runs:
             run.finish()
-
-
-def log_table(name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, iteration: int) -> None:
-    """Adds a table of named columns to the active run of Weights & Biases, beside the metrics of the last iteration."""
-    import wandb
-
-    with contextlib.suppress(Exception):  # where it fails, the run goes on without it
-        table = wandb.Table(columns=list(columns), data=[list(row) for row in rows])
-        wandb.run.log({name: table}, step=max(iteration - 1, 0))
 
 
 def over_seeds(

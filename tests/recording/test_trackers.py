@@ -18,7 +18,7 @@ from grpo_jax.policies import MLP
 from grpo_jax.recording.metrics_logger import MetricsLogger
 from grpo_jax.recording.recorder import Recorder
 from grpo_jax.recording.run_folder import Recording
-from grpo_jax.recording.trackers import TensorBoard, WeightsAndBiases, log_table, over_seeds
+from grpo_jax.recording.trackers import TensorBoard, WeightsAndBiases, over_seeds
 from grpo_jax.runs.progress import Chunk
 from grpo_jax.runs.run_spec import RunSpec, Setting
 
@@ -42,10 +42,8 @@ def wandb(monkeypatch):
             finish=lambda: calls.append("finished"),
         )
 
-    fake.__spec__, fake.run = importlib.machinery.ModuleSpec("wandb", None), run({})
-    fake.init, fake.Table = lambda **arguments: run(arguments), lambda **parts: parts
+    fake.__spec__, fake.init = importlib.machinery.ModuleSpec("wandb", None), lambda **arguments: run(arguments)
     monkeypatch.setitem(sys.modules, "wandb", fake)
-    calls.clear()
     return calls
 
 
@@ -147,12 +145,6 @@ def test_a_tracker_that_fails_is_left_out(where, calls):
             logger.record(Chunk({}, np.full((1, 4), 5), iteration=iteration, seconds=1.0))
     assert called == calls
     assert logger.warnings == ["Failing failed ([Errno 32] Broken pipe); the run goes on without it."]
-
-
-def test_a_table_is_beside_the_metrics_of_its_iteration(wandb):
-    log_table("samples", ("text", "reward"), [("a", 1.0)], iteration=10)
-    log_table("samples", ("text", "reward"), [None], iteration=11)  # fails, and the run goes on
-    assert wandb == [(9, {"samples": {"columns": ["text", "reward"], "data": [["a", 1.0]]}})]
 
 
 def test_a_tracker_that_cannot_begin_ends_the_run_before_anything_is_compiled(tmp_path, wandb, monkeypatch):

@@ -25,7 +25,6 @@ from grpo_jax.language.rewards import text_of
 from grpo_jax.recording.files import add_lines, write_json
 from grpo_jax.recording.run_folder import StopSignal
 from grpo_jax.recording.statistics import pass_at_k
-from grpo_jax.recording.trackers import log_table
 from grpo_jax.runs.progress import Chunk, Progress
 from grpo_jax.runs.run_spec import RunSpec
 from grpo_jax.training.host_side import played_again
@@ -189,7 +188,7 @@ class HeldOutCurves:
         add_lines(self._samples, lines, begin=iteration)
 
     def _show(self, iteration: int, texts: list, values: np.ndarray) -> None:
-        """Prints the point and some of the completions `[N]` of the first seed; W&B gets a table of all."""
+        """Prints the point and some of the completions `[N]` of the first seed."""
         point, names = self.points[-1], self._names
         means = ", ".join(f"{name} {np.mean(point['rewards'][name]):.3f}" for name in names)
         passes = ", ".join(f"pass@{k} {np.mean(shares):.3f}" for k, shares in point["pass_at_k"].items())
@@ -199,12 +198,9 @@ class HeldOutCurves:
         about = f"{passes}; {np.mean(point['length']):.1f} tokens, {np.mean(point['cut']):.0%} cut at the limit"
         self.console.print(f"Held-out prompts after {iteration} iterations: {means}; {about}", soft_wrap=True)
         prompts = without_shared_beginning(self._texts)
-        rows = [[*pair, *parts] for *pair, parts in zip(prompts, texts, values.tolist(), strict=True)]
-        for prompt, text, *parts in rows[:NUM_SHOWN]:
+        for prompt, text, parts in [*zip(prompts, texts, values.tolist(), strict=True)][:NUM_SHOWN]:
             scores = ", ".join(f"{name} {value:g}" for name, value in zip(names, parts, strict=True))
             self.console.print(f"  {prompt!r} -> {text!r} ({scores})", soft_wrap=True)
-        if self.arguments.recording.wandb is not None:
-            log_table("held_out", ["prompt", "completion", *names], rows, iteration=iteration)
 
     def finish(self) -> None:
         """Prints the means before and after the run, and draws them all along it, if there are measurements."""
