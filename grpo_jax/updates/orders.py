@@ -25,17 +25,18 @@ def minibatch_order(config: Config, key: jax.Array, mask: jax.Array) -> jax.Arra
       mask: `[S, N]` bool; sequences with a valid sample are dealt out first, and evenly.
     """
     num_epochs, num_blocks, members = config.num_epochs, config.shuffle_blocks, config.members_together
+    num_minibatches = config.num_minibatches
     filled = jnp.any(mask.reshape(mask.shape[0], num_blocks, -1, members), axis=(0, 3))
     filled = jnp.broadcast_to(filled, (num_epochs, *filled.shape))
     if _factors(filled.shape[-1]) is None:
-        units = sorted_order(key, filled)
+        units = jnp.swapaxes(sorted_order(key, filled).reshape(*filled.shape[:2], -1, num_minibatches), 2, 3)
     elif trains_on_all_steps(config):
-        units = computed_order(key, filled.shape)
+        units = computed_order(key, filled.shape, num_minibatches)
     else:
-        units = first_where(filled, computed_order(key, filled.shape))
-    units = units.reshape(num_epochs, num_blocks, -1, config.num_minibatches, 1)
+        units = first_where(filled, computed_order(key, filled.shape), num_minibatches)
+    units = units.reshape(num_epochs, num_blocks, num_minibatches, -1, 1)
     sequences = units * members + jnp.arange(members).reshape(1, 1, 1, 1, -1)
-    return jnp.moveaxis(sequences, 3, 1).reshape(num_epochs * config.num_minibatches, num_blocks, -1)
+    return jnp.moveaxis(sequences, 2, 1).reshape(num_epochs * num_minibatches, num_blocks, -1)
 
 
 def sorted_order(key: jax.Array, valid: jax.Array) -> jax.Array:
@@ -54,7 +55,7 @@ def sorted_order(key: jax.Array, valid: jax.Array) -> jax.Array:
     return (jnp.sort((random & ~index_mask) | index) & index_mask).astype(jnp.int32)
 
 
-def computed_order(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+def computed_order(key: jax.Array, shape: tuple[int, ...], num_minibatches: int = 1) -> jax.Array:
     """`[..., n]` int32: the indices 0 … n-1 in random orders, each place computed by itself, without a sort.
 
     With `n = a b`, an index is a row x and a column y. Each round shifts the row by a keyed hash of the column, then
@@ -64,6 +65,7 @@ def computed_order(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     Args:
       key: of the orders.
       shape: of the result; n has two factors from `SMALLEST_FACTOR` to 2^16.
+      num_minibatches: each order is dealt out to so many, which come one after the other in the result.
     """
     rows, columns = _factors(shape[-1])
     keys = jax.random.bits(key, (*shape[:-1], 1, 2 * NUM_ROUNDS), jnp.uint32)
@@ -75,6 +77,7 @@ def computed_order(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         return (x, (y + _hash(x, keys[1], columns)) % columns), None
 
     index = jax.lax.broadcasted_iota(jnp.uint32, shape, len(shape) - 1)
+    index = _transposed(index, shape[-1] // num_minibatches, num_minibatches)
     rounds = functools.partial(jax.lax.scan, shift, (index // columns, index % columns))
     # One kernel on an accelerator; a CPU would only compile longer.
     unrolled = functools.partial(rounds, unroll=NUM_ROUNDS)
@@ -82,13 +85,19 @@ def computed_order(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return (x * columns + y).astype(jnp.int32)
 
 
-def first_where(valid: jax.Array, order: jax.Array) -> jax.Array:
-    """The orders `[..., n]` with the valid indices before the others, both as they were: places by cumulative sums."""
+def first_where(valid: jax.Array, order: jax.Array, num_minibatches: int) -> jax.Array:
+    """The orders `[..., n]` with the valid indices before the others, both as they were, dealt out to minibatches."""
     valid = jnp.take_along_axis(valid, order, axis=-1, mode="promise_in_bounds")
     num_before = jnp.cumsum(valid, axis=-1, dtype=jnp.int32)
     index = jax.lax.broadcasted_iota(jnp.int32, valid.shape, valid.ndim - 1)
     place = jnp.where(valid, num_before - 1, num_before[..., -1:] + index - num_before)
+    place = _transposed(place.astype(jnp.uint32), num_minibatches, order.shape[-1] // num_minibatches)
     return jnp.put_along_axis(jnp.zeros_like(order), place, order, axis=-1, inplace=False, mode="promise_in_bounds")
+
+
+def _transposed(index: jax.Array, num_columns: int, num_rows: int) -> jax.Array:
+    """Places in a table, row by row, as places in its transpose: a TPU would pad the table, of few columns, itself."""
+    return index % num_columns * num_rows + index // num_columns
 
 
 def _factors(n: int) -> tuple[int, int] | None:
