@@ -16,6 +16,7 @@ from grpo_jax.environments import make_environment
 from grpo_jax.policies import MLP, dense
 
 ORTHOGONAL = dense.orthogonal
+gc.disable()  # until the tests are collected
 
 
 def pytest_configure(config):
@@ -32,13 +33,13 @@ def pytest_configure(config):
 
 
 def pytest_collection_finish(session):
-    """Initial weights without a loop; tracing makes many objects, hardly any of them garbage."""
+    """Initial weights without a loop; imports and tracing make many objects, hardly any of them garbage."""
     if session.config.option.markexpr == "not slow":
         for module in USERS:
             module.orthogonal = soon_orthogonal
-    gc.collect()
     gc.freeze()  # the imported modules
     gc.set_threshold(50_000, 10, 10)
+    gc.enable()
 
 
 @pytest.fixture

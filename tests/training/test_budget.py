@@ -56,10 +56,10 @@ def test_counts_add_up_beyond_two_billion():
 def short():
     """One-episode groups whose episodes take 3 of at most 64 steps: (config, the run of 1,000 steps)."""
     config = small_config("grpo", Probe(), group_size=4, env_params={"max_steps_in_episode": 64, "lifetime": 3})
-    return config, run(config, HYPERPARAMS, KEYS)
+    return config, run(config, HYPERPARAMS, KEYS, chunk_length=3)
 
 
-# Arrays in all runs, so that they share programs.
+# Arrays in all runs, and chunks of one length, so that they share programs.
 RATES = {"learning_rate": 1.0, "final_learning_rate": 0.0}
 HYPERPARAMS = Hyperparams(**RATES, total_steps=np.full(2, 1000.0), max_episodes=np.full(2, np.inf))
 KEYS = jax.random.split(jax.random.key(0), 2)
@@ -82,7 +82,7 @@ def test_iterations_of_any_length_are_counted_and_scheduled(short):
     np.testing.assert_allclose(result.metrics["optim/learning_rate"][:2, 1], [1, 0.5], atol=1e-6)
     assert result.used.tolist() == [1, 1]
     hyperparams = HYPERPARAMS.replace(total_steps=np.full(2, np.inf), max_episodes=np.array([40.0, 20.0]))
-    result = run(config, hyperparams, KEYS, chunk_length=1)  # a schedule over episodes ends with them
+    result = run(config, hyperparams, KEYS, chunk_length=3)  # a schedule over episodes ends with them
     assert result.states.iteration.tolist() == [5, 3] and result.ended_by.tolist() == ["max_episodes"] * 2
     np.testing.assert_allclose(result.metrics["optim/learning_rate"][:, 0], [1, 0.8, 0.6, 0.4, 0.2], atol=1e-6)
 
