@@ -33,8 +33,7 @@ USERS = actor_critic, dense, networks, recurrent
 def soon_orthogonal(scale):
     """In place of `dense.orthogonal`, of which each layer has a loop that most of the compilation of `init` goes into.
 
-    Uniform numbers, so that the vectors are about as long, and not quite orthogonal: a hash of each place and of the
-    key, as JAX's own random numbers are half of what is left to compile.
+    Uniform numbers of about the same length, not quite orthogonal: a hash, as JAX's random numbers compile slowly.
     """
 
     def init(key, shape, dtype=jnp.float32):

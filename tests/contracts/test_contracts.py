@@ -150,8 +150,7 @@ def row_of(states, row):
 
 
 def close(actual, expected):
-    for one, other in zip(*map(jax.tree.leaves, (actual, expected)), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6), actual, expected)
 
 
 def test_a_run_is_bitwise_a_function_of_its_state(cell, end):

@@ -12,10 +12,7 @@ from grpo_jax.policies import MLP
 
 
 def close(actual, expected, tolerance):
-    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        if jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key):
-            a, b = jax.random.key_data(a), jax.random.key_data(b)
-        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance), actual, expected)
 
 
 def types(tree):
