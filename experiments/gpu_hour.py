@@ -26,7 +26,7 @@ from grpo_jax.commands.harness.command import command, new_folder
 from grpo_jax.commands.harness.limits import NotNegative
 from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.devices.execution_plan import PLANS, ExecutionPlan, resolve_plan
-from grpo_jax.recording.files import json_lines, read_object
+from grpo_jax.recording.files import json_lines, read_json
 
 from . import brax_speed, token_speed
 from .harness import cold_start, device_agreement, workloads
@@ -167,7 +167,7 @@ def study(run: Run) -> None:
         module, flags, smaller = STUDIES[name]
         path = run.out / f"{run.piece}.json"
         module.main(parse_flags(module.Arguments, f"{flags} {smaller if run.smoke else ''} --out {path}".split()))
-        for row in read_object(path)["results"]:
+        for row in read_json(path)["results"]:
             fields = ("implementation", "steps_per_second", "compile_seconds", "memory_bytes")
             run.keep(name, **{field: row[field] for field in fields if field in row})
 

@@ -17,13 +17,10 @@ PyTree = Any
 Metrics = dict[str, jax.Array]
 
 
-def by_path(tree: PyTree, prefix: str = "") -> dict[str, Any]:
+def by_path(tree: PyTree) -> dict[str, Any]:
     """The leaves of a tree by their paths, such as "params/actor/Dense_0/kernel"."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {
-        "/".join(filter(None, (prefix, jax.tree_util.keystr(path, simple=True, separator="/")))): leaf
-        for path, leaf in leaves
-    }
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 
 def first_difference(tree: PyTree, other: PyTree) -> tuple[str, str, str] | None:

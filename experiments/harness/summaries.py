@@ -9,7 +9,7 @@ import numpy as np
 
 from grpo_jax.commands.harness.figures import markdown_table
 from grpo_jax.errors import ConfigError, nearest
-from grpo_jax.recording.files import read_object, write_json
+from grpo_jax.recording.files import read_json, write_json
 from grpo_jax.recording.statistics import describe_estimate, estimate
 
 SUMMARY, TABLE, FLAGS = "summary.json", "table.md", "flags.json"
@@ -32,7 +32,7 @@ def read_results(out: Path, arguments: Any = None) -> dict[str, dict]:
         raise ConfigError(f"{summary} cannot be read: {error}; remove it, or give another --out") from error
     if not (isinstance(results, dict) and all(isinstance(entry, dict) for entry in results.values())):
         raise ConfigError(f"{summary} has no results by environment; give another --out")
-    if results and arguments is not None and (before := read_object(out / FLAGS)) != numbers_of(arguments):
+    if results and arguments is not None and (before := read_json(out / FLAGS)) != numbers_of(arguments):
         raise ConfigError(f"{out} has results with {before}, not {numbers_of(arguments)}; use these, or another --out")
     return results
 

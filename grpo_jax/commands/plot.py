@@ -14,7 +14,7 @@ from grpo_jax.commands.harness.limits import OutFolder
 from grpo_jax.commands.harness.parsing import invocation, parse_flags
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.figures import RETURN, plot_settings
-from grpo_jax.recording.files import check_fields, read_as
+from grpo_jax.recording.files import check_fields, read_json
 from grpo_jax.recording.metrics_file import METRICS_FILE, VALUES, as_setting, read_metrics, read_settings
 from grpo_jax.recording.run_folder import SUMMARY_FILE
 from grpo_jax.recording.statistics import describe_seeds, estimate, iqm, probability_of_improvement
@@ -75,7 +75,7 @@ def read_runs(folder: Path, metric: str = RETURN) -> list[SavedRun]:
 def _final_returns(path: Path) -> dict[Setting, np.ndarray]:
     """The final returns of each run in summary.json."""
     finals = {}
-    runs = read_as(path, dict[str, Any]).get("runs")
+    runs = read_json(path).get("runs")
     check_fields(path, {"runs": runs}, {"runs": list[dict[str, Any]]})
     for run in runs:
         final = run.get("final_return")

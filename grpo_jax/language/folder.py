@@ -10,7 +10,7 @@ from typing import Any
 from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.importing import pip_install
 from grpo_jax.policies import Transformer
-from grpo_jax.recording.files import as_path, describe_kind, fits, read_object
+from grpo_jax.recording.files import as_path, describe_kind, fits, read_json
 
 FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
@@ -103,7 +103,7 @@ def file_in(folder: str | Path, name: str) -> Path:
 def read_fields(folder: str | Path, name: str, kinds: Mapping[str, Any]) -> dict[str, Any]:
     """The JSON object in a file of a model folder, {} without it; its fields are null or of the types in `kinds`."""
     path = file_in(folder, name)
-    fields = read_object(path) if path.exists() else {}
+    fields = read_json(path) if path.exists() else {}
     for field, kind in kinds.items():
         if not fits(value := fields.get(field), kind | None):
             raise ConfigError(f"{path}: {field}={value!r:.200} must be {describe_kind(kind)}; copy the file again")

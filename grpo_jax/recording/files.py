@@ -208,8 +208,8 @@ def add_lines(path: Path, lines: Iterable[Mapping[str, Any]], *, begin: int | No
         file.writelines(json.dumps(plain(line), allow_nan=False) + "\n" for line in lines)
 
 
-def read_as(path: Path, kind: Any) -> Any:
-    """What a file of JSON holds; ConfigError if it cannot be read, or holds another type."""
+def read_json(path: Path, kind: Any = dict[str, Any]) -> Any:
+    """What a file of JSON holds, by default an object; ConfigError if it cannot be read, or holds another type."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -217,11 +217,6 @@ def read_as(path: Path, kind: Any) -> Any:
     if not fits(found, kind):
         raise ConfigError(f"{path} cannot be read: in JSON it must be {describe_kind(kind)}, and is not")
     return found
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; ConfigError if it cannot be read, or holds something else."""
-    return read_as(path, dict[str, Any])
 
 
 def fits(value: Any, kind: Any) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.recording.config_file import config_fields
-from grpo_jax.recording.files import Arrays, plain, read_archive, read_as, write_archive
+from grpo_jax.recording.files import Arrays, plain, read_archive, read_json, write_archive
 from grpo_jax.recording.metrics_file import VALUES, as_setting
 from grpo_jax.recording.run_folder import SUMMARY_FILE
 from grpo_jax.runs.processes import from_process_zero, is_process_zero, whole_array
@@ -70,7 +70,7 @@ def find_run(folder: Path, run: str | None = None) -> Path:
             raise ConfigError(f"{folder} has no run {run!r}: {nearest(run, [each.title for each in found.values()])}")
         found = named
     if len(found) > 1 and (folder / SUMMARY_FILE).exists():  # of a sweep: the best setting
-        best = read_as(folder / SUMMARY_FILE, dict[str, Any]).get("best")
+        best = read_json(folder / SUMMARY_FILE).get("best")
         found = {path: each for path, each in found.items() if plain(each.values) == best} or found
     if len(found) > 1:
         names = ", ".join(repr(each.title) for each in found.values())

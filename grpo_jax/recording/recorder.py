@@ -237,9 +237,9 @@ class Recorder:
             return {}
         trained, frozen = partition(self.spec.config.policy, self.params)
         self._is_large = sum(leaf.nbytes for leaf in jax.tree.leaves(trained)) > LARGE
-        kept = by_path(frozen, "params")
+        kept = by_path({"params": frozen})
         if self.spec.config.algorithm.reference is not None:
-            kept |= by_path(trained, "reference_params")
+            kept |= by_path({"reference_params": trained})
         return {path: np.asarray(leaf) for path, leaf in kept.items()}
 
     def take_params(self) -> PyTree:

@@ -9,7 +9,6 @@ from probes import Probe
 
 from grpo_jax import GRPO, Config, Hyperparams, make_init, make_train_step, objectives, with_reference
 from grpo_jax.algorithms import by_name
-from grpo_jax.baselines import GigpoHyperparams
 from grpo_jax.environments.tokens import Reward, make_task
 from grpo_jax.policies import MLP, Transformer, categorical, diagonal_gaussian
 from grpo_jax.types import RewardParts, Trajectory
@@ -80,12 +79,12 @@ def of_paths(names, change):
         **{"reward": steps, "valid": valid, "terminated": terminated, "truncated": ~valid, "observation": terminated},
         reward_parts=RewardParts(steps[..., None], np.ones((10, 16, 1), np.float32)),
     )
-    hyperparams = GigpoHyperparams(discount=1.0, step_advantage_coef=0.0)
+    hyperparams = Hyperparams(discount=1.0)
     advantages = jax.jit(lambda t: {name: by_name(name).advantage(t, hyperparams, 8) for name in names})
     return jax.device_get(advantages(jax.tree.map(jnp.asarray, trajectory)))
 
 
-OF_SCORES = "grpo dr_grpo rloo pass_at_k lite_ppo max_rl gdpo gigpo reinforce_plus_plus_baseline".split()
+OF_SCORES = "grpo dr_grpo rloo pass_at_k lite_ppo max_rl gdpo reinforce_plus_plus_baseline".split()
 
 
 def test_rewards_with_the_same_sum_on_every_path_teach_nothing():

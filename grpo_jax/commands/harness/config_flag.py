@@ -10,13 +10,13 @@ from grpo_jax.hyperparams import joined
 from grpo_jax.importing import import_object, is_custom
 from grpo_jax.policies.sampling import SamplingHyperparams
 from grpo_jax.recording.config_file import FIELDS, from_json
-from grpo_jax.recording.files import read_object
+from grpo_jax.recording.files import read_json
 
 
 def read_fields(path: Path) -> dict[str, Any]:
     """The fields of `Config` and of its class of hyperparameters in a JSON file; ConfigError if it cannot be read."""
     try:
-        fields = read_object(path)
+        fields = read_json(path)
     except ConfigError as error:
         raise ConfigError(f"--config {error}; use a file such as a sweep's best.json") from error
     known = {name: value for name, value in fields.items() if name in ("algorithm", "truncate_sampling")}

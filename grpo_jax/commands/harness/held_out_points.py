@@ -9,7 +9,7 @@ import numpy as np
 
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.figures import draw_curve, panels
-from grpo_jax.recording.files import read_as
+from grpo_jax.recording.files import read_json
 from grpo_jax.recording.statistics import Curve, bootstrap_interval, describe_seeds, iqm
 from grpo_jax.types import by_path
 
@@ -20,7 +20,7 @@ Point = Mapping[str, Any]
 
 def read_points(path: Path, names: Sequence[str], ks: Sequence[int], num_seeds: int) -> list[Point]:
     """The measurements in a file, none without it; ConfigError if they are not of these rewards, k and seeds."""
-    points, seeds = read_as(path, list[dict[str, Any]]) if path.exists() else [], np.zeros(num_seeds).tolist()
+    points, seeds = read_json(path, list[dict[str, Any]]) if path.exists() else [], np.zeros(num_seeds).tolist()
     like = {"iteration": 0, "pass_at_k": dict.fromkeys(map(str, ks), seeds)}
     like |= dict.fromkeys(("rewards", "errors", "greedy"), dict.fromkeys(names, seeds))
     like |= dict.fromkeys(("tokens", "length", "cut", "all_equal"), seeds)
