@@ -41,6 +41,7 @@ def make_task(arguments: Arguments) -> LanguageTask:
         rewards=tuple(map(load_reward, arguments.reward)),
         held_out=held_out,
         max_completion=arguments.max_completion,
+        process_rewards=arguments.process_rewards,
         stop_strings=arguments.stop_strings,
         respond=arguments.respond and import_object(arguments.respond, "respond"),
         max_turns=arguments.max_turns,

@@ -38,6 +38,7 @@ class HostSide(NamedTuple):
     # (states, params) -> parameters by name, each [R, B, ...], with which the same rollout is played again, or None to
     # go on with it; None in place of this function: a rollout is played once
     again: Callable | None = None
+    in_steps: bool = False  # the outcome is [R, B, max_steps, K], and not [R, B, K]
 
 
 class Environment(NamedTuple):
@@ -59,7 +60,8 @@ class Environment(NamedTuple):
     on_host: bool = False  # resets or steps call the host, from within compiled programs
     host: HostSide | None = None  # in place of an outcome: one by the host, between compiled programs
     # (states, params), each leaf [B, ...] -> RewardParts [B, K]: the reward of whole episodes, added to that of their
-    # last step. It is called once, on the final states of a rollout, so rollouts must have one episode each.
+    # last step; or RewardParts [B, max_steps, K]: added to the rewards of their steps, in order. It is called once, on
+    # the final states of a rollout, so rollouts must have one episode each.
     outcome: Callable | None = None
     # (state, params) -> int32: the action, counted from 0, that the environment itself takes here; -1: the policy acts
     forced_action: Callable | None = None

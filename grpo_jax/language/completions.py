@@ -37,6 +37,8 @@ class CompletionFile:
 
     def _lines(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
         states, params, (values, weights, rewarded), advantage = chunk.scored
+        if values.ndim == 4:  # of steps
+            values, weights, rewarded = values.sum(2), weights[:, :, 0], rewarded.any(2)
         names = [reward.name for reward in self._task.rewards]
         for seed in np.flatnonzero(chunk.metrics["environment/steps"][-1]).tolist():
             kept = np.s_[seed, : self._count]

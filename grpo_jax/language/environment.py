@@ -57,9 +57,10 @@ def language_environment(task: LanguageTask) -> Environment:
 
     def outcome(states, params):
         given = {"answers": params.get("answers"), "iteration": params["iteration"]}
-        values, rewarded = task.judge(states.problem, states.tokens, **given)
+        values, rewarded = task.judge(states.problem, states.tokens, steps=task.process_rewards, **given)
         weights = np.stack([params[reward.name] for reward in task.rewards], axis=-1)
-        return RewardParts(values, weights, rewarded)
+        weights = weights[..., None, :] if task.process_rewards else weights
+        return RewardParts(values, np.broadcast_to(weights, values.shape), rewarded)
 
     return Environment(
         name=name,
@@ -76,7 +77,7 @@ def language_environment(task: LanguageTask) -> Environment:
         max_steps=task.max_completion,
         limit_terminates=True,  # a completion that is cut has been rewarded
         prompt=lambda state, params: params["prompt_tokens"][:-1],
-        host=HostSide(choose, outcome, again if has_turns else None),
+        host=HostSide(choose, outcome, again if has_turns else None, task.process_rewards),
         forced_action=(lambda state, params: params["answers"][state.length]) if has_turns else None,
         reward_names=tuple(reward.name for reward in task.rewards),
         step_word="tokens",

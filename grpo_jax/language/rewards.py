@@ -5,6 +5,7 @@ import contextlib
 import copy
 import inspect
 import math
+import operator
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence, ValuesView
 from decimal import Decimal
@@ -30,6 +31,9 @@ OF_TRL = {
 }
 """What to write in place of further arguments of TRL's rewards."""
 
+Payments = list[tuple[int | None, float]]
+"""The rewards of a completion: up to which character, None for the whole, and the value."""
+
 
 class RewardError(ConfigError):
     """A reward function, or one that answers, failed: which one, at which completion or line, and what to do."""
@@ -39,7 +43,8 @@ class Reward(NamedTuple):
     """One part of the reward, which is the weighted sum of its parts."""
 
     name: str  # also names the environment's traced parameter with the weight
-    # (prompts, completions, **fields) -> for each completion a number, or None if it does not apply; may be async
+    # (prompts, completions, **fields) -> for each completion a number, None if the reward does not apply to it, or a
+    # list of (position, number), one for each step; may be async
     function: Callable
     weight: float = 1.0
 
@@ -101,8 +106,8 @@ def check_rewards(rewards: Sequence[Reward], fields: Sequence[str], source: str)
                 raise ConfigError(f"the reward {reward.name!r} needs {name!r}, but {has}: {advice}")
 
 
-def call_rewards(rewards: Sequence[Reward], arguments: Mapping[str, Sequence]) -> tuple[np.ndarray, np.ndarray]:
-    """Each of the `K` rewards of `N` completions, float32 `[N, K]`, 0 where it does not apply, and whether it does.
+def call_rewards(rewards: Sequence[Reward], arguments: Mapping[str, Sequence]) -> list[list[Payments | None]]:
+    """What each of the `K` rewards pays for each of `N` completions, None where it does not apply.
 
     A function gets copies of the arguments that it names, and is called once. Those that are async run at the same
     time, in the event loop of the process (`run_async`). An error in one becomes a RewardError.
@@ -119,13 +124,18 @@ def call_rewards(rewards: Sequence[Reward], arguments: Mapping[str, Sequence]) -
         with errors_of(*error):
             results.append(_listed(reward.function(**_arguments(reward, arguments))))
     results = awaited(results, errors)
-    columns = [_checked(reward.name, values, texts) for reward, values in zip(rewards, results, strict=True)]
-    applies = np.array([[value is not None for value in column] for column in columns], bool).T
-    for row in np.flatnonzero(~applies.any(axis=1)):
+    payments = [_checked(reward.name, values, texts) for reward, values in zip(rewards, results, strict=True)]
+    for row in np.flatnonzero(~totals(payments)[1].any(axis=1)):
         names = ", ".join(reward.name for reward in rewards)
         none = f"no reward applies to the completion {texts[row]!r:.200}, as {names} returned None for it"
         raise RewardError(f"{none}; let one of them return a number, such as 0")
-    return np.array([[value or 0.0 for value in column] for column in columns], np.float32).T, applies
+    return payments
+
+
+def totals(payments: list[list[Payments | None]]) -> tuple[np.ndarray, np.ndarray]:
+    """The value of each reward for each completion, float32 `[N, K]`, 0 if it does not apply, and whether it does."""
+    values = [[sum(value for _, value in paid or ()) for paid in each] for each in payments]
+    return np.array(values, np.float32).T, np.array([[paid is not None for paid in each] for each in payments]).T
 
 
 def text_of(completion: Any) -> Any:
@@ -184,7 +194,7 @@ def errors_of(what: str, texts: list, advice: str) -> Iterator[None]:
         ) from error
 
 
-def _checked(name: str, values: Any, texts: list) -> list[float | None]:
+def _checked(name: str, values: Any, texts: list) -> list[Payments | None]:
     """What the reward function of that name paid for each completion; RewardError for anything but a reward of each."""
     found = _as_list(values)
     if found is None or len(found) != len(texts):
@@ -193,14 +203,15 @@ def _checked(name: str, values: Any, texts: list) -> list[float | None]:
             f"the reward {name!r} returned {wrong}; return a list with one number for each of the {len(texts)} "
             f"completions, in their order: {EXAMPLE}"
         )
-    numbers = [None if value is None else _number(value) for value in found]
-    for number, value, text in zip(numbers, found, texts, strict=True):
-        if number is not None and math.isnan(number):
+    payments = [None if value is None else _payments(value) for value in found]
+    for paid, value, text in zip(payments, found, texts, strict=True):
+        if not all(math.isfinite(number) and (end is None or 0 < end <= len(text)) for end, number in paid or ()):
             raise RewardError(
                 f"the reward {name!r} returned {value!r:.200} for the completion {text!r:.200}; return a number up to "
-                f"{LARGEST} for every completion, or None where it does not apply"
+                f"{LARGEST} for every completion, None where it does not apply, or a list of (position, number), one "
+                f"for each step: its position is the number of characters up to its end, from 1 to {len(text)}"
             )
-    return numbers
+    return payments
 
 
 def _as_list(values: Any) -> list | None:
@@ -210,6 +221,16 @@ def _as_list(values: Any) -> list | None:
         return None
     index = getattr(values, "index", None)  # a series of pandas may have another order than the completions
     return list(values) if index is None or callable(index) or list(index) == list(range(len(values))) else None
+
+
+def _payments(value: Any) -> Payments:
+    """A number for the whole, or pairs (position, number); a NaN for anything else."""
+    if not isinstance(value, list | tuple):
+        return [(None, _number(value))]
+    try:
+        return [(operator.index(end), _number(number)) for end, number in value]
+    except (TypeError, ValueError):
+        return [(None, math.nan)]
 
 
 def _number(value: Any) -> float:

@@ -13,7 +13,7 @@ from grpo_jax.environments.tokens import PAD
 from grpo_jax.errors import ConfigError
 from grpo_jax.language.models import LanguageModel
 from grpo_jax.language.prompts import Prompts
-from grpo_jax.language.rewards import Reward, call_rewards, check_rewards
+from grpo_jax.language.rewards import Reward, call_rewards, check_rewards, totals
 from grpo_jax.language.turns import Conversations
 
 
@@ -33,6 +33,8 @@ class LanguageTask:
     """Prompts that training never draws."""
     max_completion: int = 256
     """The most tokens of a completion; longer ones are cut off."""
+    process_rewards: bool = False
+    """Pay rewards of steps within a completion where the steps end, instead of all at the end of the completion."""
     stop_strings: tuple[str, ...] = ()
     """A completion also ends with the token that completes one of these in its text, which keeps the string."""
     respond: Callable | None = None
@@ -52,6 +54,8 @@ class LanguageTask:
         self.tokens, self.stops, self.conversations  # noqa: B018, check lengths, strings, the tokenizer and `respond`
         if self.respond is None and self.max_turns is not None:
             raise ConfigError(f"max_turns={self.max_turns} (--max-turns) needs respond (--respond), which answers")
+        if self.respond is not None and self.process_rewards:
+            raise ConfigError("rewards of steps are for a single turn; leave out process_rewards, or respond")
 
     @property
     def num_training(self) -> int:
@@ -100,21 +104,32 @@ class LanguageTask:
         return [self.model.tokenizer.decode(row, before) for row, before in rows]
 
     def judge(
-        self, prompt: np.ndarray, tokens: np.ndarray, *, answers: Any = None, iteration: Any = 0
+        self, prompt: np.ndarray, tokens: np.ndarray, *, steps: bool = False, answers: Any = None, iteration: Any = 0
     ) -> tuple[np.ndarray, np.ndarray]:
         """The value of each reward, float32 `[..., K]`, 0 if it does not apply, and whether it does, bool.
 
         Args:
           prompt: int `[...]`: indices of prompts.
           tokens: int `[..., L]`: their completions, -1 after the end.
+          steps: give values at each token, `[..., L, K]`, instead of their sums: a step is paid by the token that
+            completes its text, and a whole completion by its last token.
           answers: int `[..., L]`: the tokens of answers at their places, -1 elsewhere; None: there are none.
           iteration: how many were made before, a number or int `[...]`.
         """
         arguments = self._reward_arguments(prompt, tokens, answers)
         arguments["iteration"] = np.broadcast_to(iteration, np.shape(prompt)).ravel().tolist()
-        values, applies = call_rewards(self.rewards, arguments)
-        shape = *np.shape(tokens)[:-1], len(self.rewards)
-        return values.reshape(shape), applies.reshape(shape)
+        payments, shape = call_rewards(self.rewards, arguments), (*np.shape(tokens), len(self.rewards))
+        if not steps:
+            return tuple(each.reshape(*shape[:-2], shape[-1]) for each in totals(payments))
+        ids, before = arguments["completion_ids"], self.tokens[np.ravel(prompt)]
+        values, rewarded = np.zeros((len(ids), *shape[-2:]), np.float32), np.zeros((len(ids), *shape[-2:]), bool)
+        for number, row in np.ndindex(len(payments), len(ids)):
+            for length, value in payments[number][row] or ():
+                last = max(len(ids[row]) - 1, 0)
+                index = last if length is None else self.model.tokenizer.token_index(ids[row], length, before[row])
+                values[row, index, number] += value
+                rewarded[row, index, number] = True
+        return values.reshape(shape), rewarded.reshape(shape)
 
     def _reward_arguments(self, prompt: np.ndarray, tokens: np.ndarray, answers: np.ndarray | None) -> dict:
         """The arguments of the rewards by name, see `call_rewards`."""
@@ -136,7 +151,7 @@ class LanguageTask:
         """A hash of everything that the rewards of a run depend on, except their code."""
         rewards = [[reward.name, reward.weight] for reward in self.rewards]
         prompts = [self.all_prompts.contents, self.all_prompts.fields, self.num_training]
-        settings = [self.max_completion, self.model.tokenizer.end_tokens]
+        settings = [self.max_completion, self.model.tokenizer.end_tokens] + [True] * self.process_rewards
         settings += [*self.stop_strings] + [self.conversations.max_turns] * (self.respond is not None)
         text = json.dumps([rewards, prompts, *settings], sort_keys=True, default=str)
         return hashlib.sha256(text.encode() + self.tokens.tobytes()).hexdigest()[:8]

@@ -1,5 +1,6 @@
 """The tokenizer of a model folder: text to tokens and back, and the tokens and texts that end a completion."""
 
+import bisect
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -92,6 +93,12 @@ class Tokenizer:
         text = self._text(context + tokens)
         # A letter that has no right bytes changes what stands before it in the text of some tokenizers.
         return text[len(before) :] if text.startswith(before) else self._text(tokens)
+
+    def token_index(self, tokens: Sequence[int], length: int, after: Iterable[int] = ()) -> int:
+        """The index of the first token up to which the text has its first `length` characters."""
+        text = self.decode(tokens, after)[:length]
+        ends = range(1, len(tokens) + 1)
+        return bisect.bisect_left(ends, True, key=lambda end: self.decode(tokens[:end], after)[:length] == text)
 
     def _context(self, tokens: list[int]) -> tuple[list[int], str]:
         """The last of these tokens on which the text of a continuation depends, and their text."""

@@ -14,7 +14,10 @@ from grpo_jax.types import RewardParts, RolloutState, Trajectory
 
 def outcome_return(environment: Environment, end: RolloutState) -> jax.Array:
     """The sum of the rewards `[B]` that the outcome adds to the episodes with these final states."""
-    return _evaluate(environment, end).total
+    reward = _evaluate(environment, end).total
+    if reward.ndim == 1:
+        return reward
+    return jnp.sum(reward, axis=1, where=jnp.arange(reward.shape[1]) < end.episode_length[:, None])
 
 
 def add_outcome(
@@ -27,7 +30,8 @@ def add_outcome(
 ) -> tuple[RolloutState, Trajectory]:
     """Adds the outcome of each environment to its steps, as if they had paid it.
 
-    An outcome `[B, K]` is paid by the last valid step. Its parts follow the steps' own.
+    An outcome `[B, K]` is paid by the last valid step. Of an outcome `[B, L, K]`, where `L` is the episode limit, each
+    step of the episode pays its own part. The outcome's parts follow the steps' own.
 
     Args:
       environment: without an outcome nothing changes.
@@ -71,18 +75,23 @@ def outcome_shapes(environment: Environment, *sizes: int) -> RewardParts | None:
     """The shapes of the outcome by the host side of an environment, of so many `[B]` or `[R, B]`; None without one."""
     if environment.host is None:
         return None
-    shape = *sizes, len(environment.reward_names)
+    steps = (environment.max_steps,) if environment.host.in_steps else ()
+    shape = *sizes, *steps, len(environment.reward_names)
     return RewardParts(*(jax.ShapeDtypeStruct(shape, dtype) for dtype in (jnp.float32, jnp.float32, bool)))
 
 
 def _at_steps(parts: RewardParts, trajectory: Trajectory) -> RewardParts:
-    """The parts of an outcome at each step, `[T, B, K]`: all at the last valid one."""
+    """The parts of an outcome at each step, `[T, B, K]`: all at the last valid one, or each at its own."""
     values, weights, rewarded = parts
     valid = trajectory.valid
-    is_last = jnp.arange(len(valid))[:, None] == jnp.sum(valid, axis=0, keepdims=True) - 1
-    values = jnp.where(is_last[..., None], values, 0.0)
-    rewarded = None if rewarded is None else is_last[..., None] & rewarded
-    return RewardParts(values, jnp.broadcast_to(weights, values.shape), rewarded)
+    if values.ndim == 2:
+        is_last = jnp.arange(len(valid))[:, None] == jnp.sum(valid, axis=0, keepdims=True) - 1
+        values = jnp.where(is_last[..., None], values, 0.0)
+        rewarded = None if rewarded is None else is_last[..., None] & rewarded
+        return RewardParts(values, jnp.broadcast_to(weights, values.shape), rewarded)
+    here = jnp.arange(valid.shape[1]), trajectory.episode_length - 1
+    values = jnp.where(valid[..., None], values[here], 0.0)
+    return RewardParts(values, weights[here], None if rewarded is None else valid[..., None] & rewarded[here])
 
 
 def _joined(parts: RewardParts | None, more: RewardParts) -> RewardParts:
@@ -97,19 +106,21 @@ def _joined(parts: RewardParts | None, more: RewardParts) -> RewardParts:
 
 
 def _evaluate(environment: Environment, end: RolloutState, outcome: RewardParts | None = None) -> RewardParts:
-    """The outcome in the final states of `B` environments, `[B, K]`, in float32."""
+    """The outcome in the final states of `B` environments, `[B, K]` or `[B, max_steps, K]`, in float32."""
     if outcome is None:
         outcome = environment.outcome(end.environment, end.environment_params)
     num_envs = end.num_envs
+    steps = num_envs, environment.max_steps
     if isinstance(outcome, RewardParts) and jnp.shape(outcome.values) == jnp.shape(outcome.weights):
         values, weights, rewarded = outcome
         shape = jnp.shape(values)
         is_known = rewarded is None or are_alike(rewarded, jax.ShapeDtypeStruct(shape, bool))
-        if is_known and shape[:-1] == (num_envs,):
+        if is_known and shape[:-1] in ((num_envs,), steps):
             return RewardParts(jnp.asarray(values, jnp.float32), jnp.asarray(weights, jnp.float32), rewarded)
     raise ConfigError(
         f"the outcome of {environment.name!r} for {num_envs} environments is {describe_arrays(outcome)}; return "
-        f"RewardParts(values, weights), both [{num_envs}, K], for K parts of the reward; rewarded is None or such bools"
+        f"RewardParts(values, weights), both [{num_envs}, K], for K parts of the reward, or both "
+        f"[{num_envs}, {environment.max_steps}, K], for the steps of an episode, and rewarded None or such bools"
     )
 
 

@@ -148,6 +148,28 @@ def test_a_model_on_two_devices_is_as_on_one(model, axis):
         np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-4)
 
 
+def test_steps_are_paid_by_the_tokens_that_end_them(model):
+    """A token is a byte; the last one is the end token, which has no text."""
+    by_line = Reward("by_line", lambda completions: [[(2, 1), (len(text), 0.5)] for text in completions])
+    rewards = by_line, Reward("lengths", lengths)
+    task = make_task(model, rewards=rewards, max_completion=6, process_rewards=True)
+    tokens = np.full((2, 6), -1)
+    for row, text in enumerate(("é\na", "12\n4")):
+        ids = [*model.tokenizer.encode(text), END]
+        tokens[row, : len(ids)] = ids
+    assert task.judge(np.zeros(2, int), tokens)[0].tolist() == [[1.5, 3], [1.5, 4]]
+    values, rewarded = task.judge(np.zeros(2, int), tokens, steps=True)
+    assert values.shape == (2, 6, 2) and values[..., 1].tolist() == [[0, 0, 0, 0, 3, 0], [0, 0, 0, 0, 4, 0]]
+    assert values[..., 0].tolist() == [[0, 0, 1, 0.5, 0, 0], [0, 1, 0, 0.5, 0, 0]], "the first character has two bytes"
+    assert rewarded.any(-1).tolist() == [[0, 0, 1, 1, 1, 0], [0, 1, 0, 1, 1, 0]]
+
+    states = Completion(np.zeros(2, np.int32), tokens.astype(np.int32), np.array([5, 5], np.int32))
+    weights = {"by_line": np.float32([1, 2]), "lengths": np.float32([0.1, 0.2]), "iteration": np.zeros(2, int)}
+    parts = language_environment(task).host.outcome(states, weights)
+    assert (parts.values == values).all() and (parts.rewarded == rewarded).all()
+    assert parts.weights[1].tolist() == [[2, np.float32(0.2)]] * 6
+
+
 def test_a_reward_of_none_counts_in_no_mean_and_no_deviation(model):
     """The first is 1 wherever it applies, and the second always, so there is nothing to learn."""
     odd = Reward("odd", lambda completion_ids: [1.0 if ids[0] % 2 else None for ids in completion_ids])

@@ -13,7 +13,7 @@ import pytest
 
 from grpo_jax.errors import ConfigError
 from grpo_jax.language import Reward, RewardError, load_reward, overlong
-from grpo_jax.language.rewards import call_rewards, check_rewards
+from grpo_jax.language.rewards import call_rewards, check_rewards, totals
 
 PROMPTS, COMPLETIONS = ["a", "b", "c"], ["x", "yy", "zzz"]
 IDS = [[1], [2, 2], [3, 3, 3]]
@@ -31,7 +31,7 @@ def in_a_loop(completions):
 def scores(*functions, completions=COMPLETIONS, **fields):
     rewards = [Reward(f"part_{i}", function) for i, function in enumerate(functions)]
     arguments = {"prompts": PROMPTS, "completions": completions, "completion_ids": IDS, **fields}
-    return call_rewards(rewards, arguments)[0]
+    return totals(call_rewards(rewards, arguments))[0]
 
 
 def test_functions_get_copies_of_the_arguments_that_they_name():
@@ -91,7 +91,7 @@ PAID = [
     *((1, 2, 3), range(1, 4), collections.deque([1, 2, 3]), {"a": 1, "b": 2, "c": 3}.values()),
     *([decimal.Decimal(1), 2, 3], [np.array(1), jnp.array(2.0), np.float16(3)], np.ma.array([1, 2, 3], mask=[0] * 3)),
     *(jnp.array([1, 2, 3], dtype) for dtype in ("int8", "float16", "bfloat16")),
-    [True, np.array([2, 3]).sum() - 3, 3],
+    *([True, np.array([2, 3]).sum() - 3, 3], [1.0, [(1, 0.5), (2, 1.5)], [(3, 3)]]),
 ]
 
 
@@ -144,7 +144,8 @@ FAILURES = [
     *((of([0, -1e16, 0]), "returned -1e[+]16 for"), (of([0, 10**400, 0]), "returned 10000.*0 for the completion 'yy'")),
     *((of(np.array([1j, 0, 0])), "returned np.complex128.* for"), (of(np.array(["1"] * 3)), "returned np.str_.* for")),
     (of([None, 0, 0]), "no reward applies to the completion 'x', as part_0 returned None"),
-    (of([0, [1.0], 0]), r"returned \[1.0\] for .* 'yy'; .* or None where it does not apply"),
+    (of([[1.0], 0, 0]), r"returned \[1.0\] for .* 'x'; .* or a list of \(position, number\)"),
+    (of([0, [(3, 1)], 0]), "for .*'yy'; .* from 1 to 2"),
     (in_a_loop, r"ZeroDivisionError: .*test_rewards.py, line \d+, where text = 'yy'\); let it return a number"),
     (lambda completions: (1 / (len(text) - 2) for text in completions), "ZeroDivisionError: .*, where text = 'yy'"),
     (ends_the_program, "raised SystemExit: 0 .*test_rewards.py, line"),

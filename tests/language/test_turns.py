@@ -95,6 +95,7 @@ def test_what_respond_may_return_and_what_is_refused(model, tmp_path):
         ({"rows": [{"prompt": "1"}]}, "prompt 0: respond needs chats that end with a user's message, not '1'"),
         ({"respond": 3.14}, "respond=3.14 is no function"),
         ({"max_turns": 0}, "max_turns=0 is not a positive integer"),
+        ({"process_rewards": True}, "rewards of steps are for a single turn"),
     ):
         with pytest.raises(ConfigError, match=message):
             turns(model, **changes)

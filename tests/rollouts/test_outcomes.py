@@ -35,11 +35,21 @@ class Paying(Probe):
         return ages_and_marks(states, {"bonus": params.bonus})
 
 
+def tens_at_odd_steps(states, params):
+    """Step t of an episode pays 10 t, and at t = 1 and t = 3 the reward is one of its own."""
+    values = jnp.broadcast_to(10.0 * jnp.arange(4.0), (*states.time.shape, 4))[..., None]
+    rewarded = jnp.broadcast_to(jnp.arange(4) % 2 == 1, values.shape[:-1])
+    return RewardParts(values, jnp.broadcast_to(params["bonus"][:, None, None], values.shape), rewarded)
+
+
+stepwise = plain._replace(outcome=tens_at_odd_steps)
+
+
 @jax.jit
 def play(key):
-    """Episodes that end at ages 2, 4 (both truncated and not) and 1, without an outcome and with one."""
+    """Episodes that end at ages 2, 4 (both truncated and not) and 1, without an outcome and with two."""
     results = []
-    for env in (plain, rewarded):
+    for env in (plain, rewarded, stepwise):
         start = standing(env, known_policy, key, ages=[0, 0, 1], lifetimes=[2, FOREVER, 2])
         params = start.environment_params | {"bonus": jnp.array([0.5, 1.0, 2.0])}
         simulator = Simulator(env, known_policy, known_params((0.0, -jnp.inf)), discount=0.5)
@@ -48,7 +58,7 @@ def play(key):
 
 
 def test_the_last_valid_step_of_each_environment_pays_the_outcome():
-    (end, trajectory), (paid_end, paid) = play(jax.random.key(0))
+    (end, trajectory), (paid_end, paid), _ = play(jax.random.key(0))
     length = np.array([2, 4, 1])
     last = np.arange(5)[:, None] == length - 1
     assert trajectory.valid.sum(axis=0).tolist() == length.tolist()
@@ -64,6 +74,21 @@ def test_the_last_valid_step_of_each_environment_pays_the_outcome():
     )
     others = dict.fromkeys(("reward", "episode_return", "discounted_return", "reward_parts"))
     assert bits(trajectory._replace(**others)) == bits(paid._replace(**others))
+
+
+def test_each_step_pays_its_part_of_an_outcome_of_steps():
+    """The episodes begin at steps 0, 0 and 1, with the weights 0.5, 1 and 2, and have 2, 4 and 1 steps here."""
+    (end, trajectory), _, (paid_end, paid) = play(jax.random.key(0))
+    reward = np.array([[0, 0, 20], [5, 10, 0], [0, 20, 0], [0, 30, 0], [0, 0, 0]])
+    np.testing.assert_allclose(paid.reward - trajectory.reward, reward)
+    returns = np.where(paid.valid, np.cumsum(reward, axis=0), 0)
+    np.testing.assert_allclose(np.where(paid.valid, paid.episode_return - trajectory.episode_return, 0), returns)
+    np.testing.assert_allclose(paid_end.episode_return - end.episode_return, [5, 60, 20])
+    discounted = paid.discounted_return - trajectory.discounted_return
+    np.testing.assert_allclose(discounted[:4, 1], [0, 10, 25, 42.5])
+    np.testing.assert_allclose(paid_end.discounted_return - end.discounted_return, [5, 42.5, 20])
+    assert (paid.reward_parts.values[..., 0] * paid.reward_parts.weights[..., 0] == reward).all()
+    assert paid.reward_parts.rewarded[..., 0].T.tolist() == [[0, 1, 0, 0, 0], [0, 1, 0, 1, 0], [1, 0, 0, 0, 0]]
 
 
 def with_step_parts(*arguments):
@@ -137,5 +162,5 @@ def test_an_outcome_of_another_shape_is_an_error():
         return RewardParts(values, values)
 
     for wrong, shape in ((without_parts, r"float32\[4\]"), (of_other_steps, r"float32\[4, 3, 1\]")):
-        with pytest.raises(ConfigError, match=rf"outcome of 'Probe'.*{shape}.*both \[4, K\]"):
+        with pytest.raises(ConfigError, match=rf"outcome of 'Probe'.*{shape}.*both \[4, K\].*or both \[4, 4, K\]"):
             check(Config(environment=plain._replace(outcome=wrong), **SMALL))

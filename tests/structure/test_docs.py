@@ -12,7 +12,7 @@ import pytest
 
 import grpo_jax
 from grpo_jax import Config, Hyperparams, make_init, make_train_step, objectives
-from grpo_jax.language.rewards import call_rewards
+from grpo_jax.language.rewards import call_rewards, totals
 from grpo_jax.runs.evaluations import GREEDY, SAMPLED
 from grpo_jax.training.checks import check_run
 
@@ -88,7 +88,7 @@ MODULE = {"environments.md": "corridor", "tokens.md": "my_tasks"}
 @pytest.mark.parametrize("page", [*CHECKS, *(pytest.param(page, marks=pytest.mark.slow) for page in SLOW_CHECKS)])
 def test_a_page_runs_as_printed(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    names = {"jnp": jnp, "score": lambda *given: call_rewards(*given)[0], "Path": Path}
+    names = {"jnp": jnp, "score": lambda *given: totals(call_rewards(*given))[0], "Path": Path}
     names |= run_page(page, MODULE.get(page, "__main__"))
     for check in (CHECKS | SLOW_CHECKS)[page]:
         assert eval(check, names), check

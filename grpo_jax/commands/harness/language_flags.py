@@ -102,6 +102,8 @@ class Arguments(CompletionArguments, StudyArguments):
     """The most messages of the model in a conversation, with --respond; None: 4. --max-completion limits all tokens."""
     held_out: str = "0.1"
     """Held-out prompts: another file, or a share of the prompts."""
+    process_rewards: bool = False
+    """Pay rewards of steps within a completion where the steps end, for algorithms such as grpo_process."""
 
     algorithm: str = "grpo"
     """Name of the algorithm."""
