@@ -10,5 +10,18 @@ from grpo_jax.environments.parameters import EnvParams, group_parameters, row_pa
 from grpo_jax.environments.registry import make_environment
 from grpo_jax.environments.spaces import ActionSpace, Box, Discrete, MultiDiscrete
 
-__all__ = ["ActionSpace", "Box", "Discrete", "EnvParams", "Environment", "HostEnvironment", "MultiDiscrete"]
-__all__ += ["Transition", "group_parameters", "make_environment", "row_parameters", "tokens", "transition"]
+__all__ = [
+    "ActionSpace",
+    "Box",
+    "Discrete",
+    "EnvParams",
+    "Environment",
+    "HostEnvironment",
+    "MultiDiscrete",
+    "Transition",
+    "group_parameters",
+    "make_environment",
+    "row_parameters",
+    "tokens",
+    "transition",
+]

@@ -14,6 +14,22 @@ from grpo_jax.policies.sampling import SamplingHyperparams
 from grpo_jax.policies.token_policy import make_token_policy
 from grpo_jax.policies.transformer import Transformer, add_lora, merge_lora
 
-__all__ = ["CNN", "Distribution", "MLP", "Policy", "SamplingHyperparams", "Transformer", "add_lora", "bind_frozen"]
-__all__ += ["categorical", "combine", "diagonal_gaussian", "make_distribution", "make_pure_policy"]
-__all__ += ["make_token_policy", "merge_lora", "multi_categorical", "partition"]
+__all__ = [
+    "CNN",
+    "MLP",
+    "Distribution",
+    "Policy",
+    "SamplingHyperparams",
+    "Transformer",
+    "add_lora",
+    "bind_frozen",
+    "categorical",
+    "combine",
+    "diagonal_gaussian",
+    "make_distribution",
+    "make_pure_policy",
+    "make_token_policy",
+    "merge_lora",
+    "multi_categorical",
+    "partition",
+]

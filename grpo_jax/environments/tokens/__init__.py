@@ -2,21 +2,37 @@
 
 import functools
 
-from grpo_jax.environments.tokens import task
 from grpo_jax.environments.tokens.environment import Completion, token_environment
-from grpo_jax.environments.tokens.task import *  # noqa: F403
+from grpo_jax.environments.tokens.task import (
+    ACCURACY,
+    ASK,
+    DIGITS,
+    END,
+    FORMAT,
+    PAD,
+    PROGRESS,
+    VOCABULARY,
+    Reward,
+    Task,
+    accuracy,
+    digits,
+    gated,
+    in_digits,
+    join,
+    overlong_punishment,
+    progress,
+    text,
+    well_formed,
+)
 from grpo_jax.environments.tokens.tasks import addition, calculator, sort
 from grpo_jax.errors import ConfigError, nearest
-
-__all__ = ["Completion", "TASKS", "make_task", "token_environment"]
-__all__ += task.__all__
 
 TASKS = {"addition": addition, "calculator": calculator, "sort": sort}
 """Functions from a size to a task, by the name before the size. Others may be added."""
 
 
 @functools.lru_cache
-def make_task(name: str) -> task.Task:
+def make_task(name: str) -> Task:
     """The task with a name such as "sort-5", or "sort" for the default size.
 
     Raises:
@@ -28,3 +44,30 @@ def make_task(name: str) -> task.Task:
     if dash and not (size.isdecimal() and int(size) > 0):
         raise ConfigError(f"tokens:{name}: {size!r} is not a size; write a positive integer, as in tokens:{kind}-5")
     return TASKS[kind](int(size)) if dash else TASKS[kind]()
+
+
+__all__ = [
+    "ACCURACY",
+    "ASK",
+    "DIGITS",
+    "END",
+    "FORMAT",
+    "PAD",
+    "PROGRESS",
+    "TASKS",
+    "VOCABULARY",
+    "Completion",
+    "Reward",
+    "Task",
+    "accuracy",
+    "digits",
+    "gated",
+    "in_digits",
+    "join",
+    "make_task",
+    "overlong_punishment",
+    "progress",
+    "text",
+    "token_environment",
+    "well_formed",
+]

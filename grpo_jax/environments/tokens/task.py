@@ -9,10 +9,6 @@ import numpy as np
 
 from grpo_jax.precision import at_least_float32
 
-__all__ = ["ACCURACY", "ASK", "DIGITS", "END", "FORMAT", "PAD", "PROGRESS", "Reward", "Task", "VOCABULARY"]
-__all__ += ["accuracy", "digits", "gated", "in_digits", "join", "overlong_punishment", "progress", "text"]
-__all__ += ["well_formed"]
-
 # Tokens in every vocabulary.
 END = 0  # the end of a completion
 ASK = 1  # the end of a prompt
