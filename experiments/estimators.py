@@ -88,7 +88,7 @@ def estimators(known: Exact) -> list[Estimator]:
     critic = functools.partial(exact_values, known=tuple(known.values.tolist()))
     with_values = PPO._replace(critic=None)
     return_to_go = SAME_STEP_GAE._replace(advantage=objectives.return_minus_value_advantage)
-    kernel_gae = KERNEL_GAE._replace(baseline=kernel_baseline(relative=False))
+    kernel_gae = KERNEL_GAE._replace(baseline=functools.partial(kernel_baseline, relative=False))
     kernel = kernel_gae._replace(advantage=objectives.return_minus_value_advantage)
     vine = RLOO._replace(advantage=objectives.return_to_go_advantage)
     cut = "the window cuts returns"

@@ -197,7 +197,7 @@ PPO = GRPO._replace(
 """Proximal policy optimisation with GAE and a clipped critic."""
 _GROUP_GAE = PPO._replace(start=ANCHORED, critic=None, normalize=objectives.scale_by_rms)
 # The paper's estimator is a relative; this one has GAE, and groups that meet again.
-KERNEL_GAE = _GROUP_GAE._replace(baseline=baselines.kernel_baseline(), hyperparams=baselines.KernelHyperparams)
+KERNEL_GAE = _GROUP_GAE._replace(baseline=baselines.kernel_baseline, hyperparams=baselines.KernelHyperparams)
 """PPO without a critic: values of states are returns of similar ones in other environments."""
 # The paper compares whole completions.
 SAME_STEP_GAE = _GROUP_GAE._replace(baseline=baselines.same_step_baseline)

@@ -6,7 +6,7 @@ that are not valid, and those whose return is not finite, have no part in the va
 | baseline | a value is |
 |---|---|
 | `same_step_baseline` | the mean return of the group's other members from the same step on |
-| `kernel_baseline()` | the mean return of all others, weighted by how similar their states are |
+| `kernel_baseline` | the mean return of all others, weighted by how similar their states are |
 """
 
 from grpo_jax.baselines.baseline import same_step_baseline

@@ -1,7 +1,6 @@
 """The kernel baseline: the value of a state is the mean return of similar states in other environments."""
 
 import functools
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -169,24 +168,17 @@ def _comparable(x):
     return jnp.isfinite(jnp.sum(jnp.square(at_least_float32(x)), axis=-1))
 
 
-def kernel_baseline(*, relative: bool = True) -> Callable:
+def kernel_baseline(trajectory, policy, params, hyperparams, group_size, *, relative: bool = True):
     """The mean return-to-go of all other environments at the same step, weighted by similarity of observations.
 
     The bandwidth is `kernel_bandwidth` of `KernelHyperparams`, and `relative` as of `kernel_values`. Several arrays of
     an observation are flattened into one (`flatten_observation`).
     """
-    return _Kernel(relative)
-
-
-class _Kernel(NamedTuple):  # equal for equal fields, as a hashable `Config` needs
-    relative: bool
-
-    def __call__(self, trajectory, policy, params, hyperparams, group_size):
-        if trajectory.valid.shape[1] < 2:
-            raise ValueError("kernel_baseline compares environments, but there is one; use num_envs=2 or more, best 64")
-        window = Window(
-            *(flatten_observation(each, 2) for each in (trajectory.observation, trajectory.final_observation)),
-            *(trajectory.reward, trajectory.terminated, trajectory.truncated, trajectory.valid),
-        )
-        scale = {"discount": hyperparams.discount, "bandwidth": hyperparams.kernel_bandwidth}
-        return kernel_values(window, **scale, relative=self.relative)
+    if trajectory.valid.shape[1] < 2:
+        raise ValueError("kernel_baseline compares environments, but there is one; use num_envs=2 or more, best 64")
+    window = Window(
+        *(flatten_observation(each, 2) for each in (trajectory.observation, trajectory.final_observation)),
+        *(trajectory.reward, trajectory.terminated, trajectory.truncated, trajectory.valid),
+    )
+    scale = {"discount": hyperparams.discount, "bandwidth": hyperparams.kernel_bandwidth}
+    return kernel_values(window, **scale, relative=relative)

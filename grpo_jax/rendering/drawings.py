@@ -87,21 +87,16 @@ DRAWINGS: dict[str, tuple[Callable[[Any, Any], np.ndarray], float]] = {
 """Functions `(state, params) -> [H, W, 3]` uint8 for environments of gymnax, and frames per second."""
 
 
-def is_image(shape: tuple[int, ...]) -> bool:
-    """Whether observations of this shape are images: `[h, w]` or `[h, w, c]`, at least 4 by 4."""
-    return len(shape) in (2, 3) and min(shape[:2]) >= 4
-
-
 def draw_observation(observation: np.ndarray) -> np.ndarray:
     """An image of an observation, `[H, W, 3]` uint8: each cell of a grid has the color of its last channel not 0.
 
     Args:
-      observation: `[h, w]` or `[h, w, c]`. With `c = 3` and at least 32 rows it has colors already: bytes, or numbers
-        from 0 to 1. What is no image is a heat map: red for positive numbers, blue for negative ones.
+      observation: `[h, w]` or `[h, w, c]`, at least 4 by 4. With `c = 3` and at least 32 rows it has colors already:
+        bytes, or numbers from 0 to 1. What is no image is a heat map: red for positive numbers, blue for negative ones.
     """
     import matplotlib  # which takes half a second
 
-    if not is_image(observation.shape):
+    if observation.ndim not in (2, 3) or min(observation.shape[:2]) < 4:
         numbers = observation.reshape(1, -1).astype(float).repeat(4, axis=0)
         strength = 0.5 + 0.5 * numbers / (1 + np.abs(numbers))
         return enlarge(matplotlib.colormaps["bwr"](strength, bytes=True)[..., :3])

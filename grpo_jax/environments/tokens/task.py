@@ -42,7 +42,6 @@ class Task(NamedTuple):
     solution: Callable  # (problem) -> int32 [max_length]: a correct completion
     correct: Callable | None = None  # (problem, completion) -> bool; None: only the solution is correct
     well_formed: Callable | None = None  # (problem, completion) -> bool; None: any completion with an `END`
-    progress: Callable | None = None  # (problem, partial completion) -> [0, 1]; None: share of the solution's tokens
     rewards: tuple[Reward, ...] = ()  # (): only `ACCURACY`
     forced_token: Callable | None = None  # (problem, completion so far) -> the task's own next token; `PAD`: none
 
@@ -91,12 +90,7 @@ def well_formed(task: Task, problem: Problem, completion: Tokens) -> jax.Array:
 
 
 def progress(task: Task, problem: Problem, completion: Tokens) -> jax.Array:
-    """How much of the solution a partial completion has, in [0, 1]: partial credit, or a reward for each step.
-
-    By default the share of the solution's tokens that the completion has at the same position.
-    """
-    if task.progress is not None:
-        return jnp.float32(task.progress(problem, completion))
+    """The share of the solution's tokens that a completion has at their places: partial credit."""
     solution = task.solution(problem)
     is_token = solution != PAD
     return jnp.sum((completion == solution) & is_token) / jnp.maximum(jnp.sum(is_token), 1)
