@@ -32,7 +32,7 @@ from grpo_jax.recording.files import write_json
 from grpo_jax.rollouts.collect import collect
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.updates.batch import make_batch
-from grpo_jax.updates.minibatches import make_gradient, make_minibatches
+from grpo_jax.updates.minibatches import make_gradient, make_minibatch
 
 from .harness.provenance import provenance
 from .harness.summaries import chosen
@@ -133,8 +133,8 @@ def moments(config: Config, params: Any, key: jax.Array, num_rollouts: int) -> M
         key, *keys = jax.random.split(key, 3)
         played, trajectory = collect(config, simulator, state.rollout, *keys)
         batch = make_batch(config, policy, state, trajectory, hyperparams)
-        everything = jnp.arange(batch.mask.shape[1]).reshape(1, config.shuffle_blocks, -1)
-        whole = jax.tree.map(lambda leaf: leaf[0], make_minibatches(config, batch, everything, hyperparams))
+        everything = jnp.arange(batch.mask.shape[1]).reshape(config.shuffle_blocks, -1)
+        whole = make_minibatch(config, batch, hyperparams, everything)
         _, gradient = make_gradient(config, policy, batch, hyperparams)(params, whole)
         ascent = -ravel_pytree(gradient)[0]
         state = state.replace(rollout=played)

@@ -56,6 +56,7 @@ CHOICES: dict[str, dict[str, Any]] = {  # what the plan of a device might be: it
     "value_passes 0": {"value_passes": 0},
     "num_reset_draws 8": {"num_reset_draws": 8},
     "samples_per_part 2^18": {"samples_per_part": 2**18},
+    "minibatches_ahead off": {"minibatches_ahead": False},
     "skips_empty_parts": {"skips_empty_parts": True},
 }
 barrier = jax.lax.optimization_barrier

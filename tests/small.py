@@ -7,7 +7,7 @@ import jax
 from grpo_jax import Config, Hyperparams
 from grpo_jax.policies import MLP
 from grpo_jax.training.train_step import initial_state
-from grpo_jax.updates.minibatches import make_gradient, make_minibatches
+from grpo_jax.updates.minibatches import make_gradient, make_minibatch
 
 
 def small_config(algorithm="ppo", environment="CartPole-v1", **fields):
@@ -24,8 +24,7 @@ def begin(config, hyperparams=None, seed=0):
 
 def minibatch_gradient(config, policy, params, batch, indices, hyperparams):
     """Loss, metrics and gradient over the samples at these indices."""
-    minibatches = make_minibatches(config, batch, indices.reshape(1, config.shuffle_blocks, -1), hyperparams)
-    minibatch = jax.tree.map(lambda leaf: leaf[0], minibatches)
+    minibatch = make_minibatch(config, batch, hyperparams, indices.reshape(config.shuffle_blocks, -1))
     stacked, gradient = make_gradient(config, policy, batch, hyperparams)(params, minibatch)
     metrics = stacked.as_dict()
     return metrics.pop("loss"), metrics, gradient

@@ -1,5 +1,6 @@
 """Epochs of minibatches: gradient steps with any optimiser."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +14,7 @@ from grpo_jax.objectives.reductions import mean_or_missing
 from grpo_jax.policies import Policy, bind_frozen, combine, partition
 from grpo_jax.types import Batch, Metrics, PyTree, TrainState
 from grpo_jax.updates.loss import RATIO_MAX
-from grpo_jax.updates.minibatches import StackedMetrics, make_gradient, make_minibatches
+from grpo_jax.updates.minibatches import StackedMetrics, make_gradient, make_minibatch
 from grpo_jax.updates.optimizers import make_flattening
 from grpo_jax.updates.orders import minibatch_order
 
@@ -60,9 +61,12 @@ def update_epochs(
     batch = on_every_device(batch) if config.shuffle_blocks % num_env_devices() else along_envs(batch, axis=1)
 
     gradient_of = make_gradient(config, policy, batch, hyperparams, flatten)
+    make = functools.partial(make_minibatch, config, batch, hyperparams)
 
     def update(carry, minibatch):
         learner, within_limit = carry
+        if not config.plan.minibatches_ahead:
+            minibatch = make(minibatch)
 
         # The gradient, and the step that the optimiser makes of it.
         params = unflatten(learner.params) if is_flat else learner.params
@@ -82,7 +86,9 @@ def update_epochs(
         learner = learner if is_flat else learner._replace(params=unflatten(learner.params))
         return (learner, within_limit), StackedMetrics.stack(record)
 
-    minibatches = make_minibatches(config, batch, minibatch_order(config, key, batch.mask), hyperparams)
+    minibatches = minibatch_order(config, key, batch.mask)
+    if config.plan.minibatches_ahead:
+        minibatches = jax.vmap(make)(minibatches)
     start = Learner(flatten(trained) if is_flat else trained, state.opt_state), jnp.array(True)
     (learner, _), records = jax.lax.scan(update, start, minibatches)
     each = records.as_dict()

@@ -61,27 +61,23 @@ def _take(tree: PyTree, indices: jax.Array) -> PyTree:
     return jax.tree.map(take, tree)
 
 
-def make_minibatches(config: Config, batch: Batch, orders: jax.Array, hyperparams: Hyperparams) -> Minibatch:
-    """The minibatches of all updates at once, each leaf `[U, ...]`.
+def make_minibatch(config: Config, batch: Batch, hyperparams: Hyperparams, indices: jax.Array) -> Minibatch:
+    """The minibatch of an update.
 
     Args:
-      config: the slot `normalize` of its algorithm is called for each minibatch.
+      config: the slot `normalize` of its algorithm is called.
       batch: `[S, N]`.
-      orders: `[U, K, n]` indices of the sequences of each minibatch, within each of the `K` blocks of the batch.
       hyperparams: every coefficient.
+      indices: `[K, n]` of its sequences, within each of the `K` blocks of the batch.
     """
-
-    def make(indices):
-        # The barrier stops XLA from gathering again for each of the sums that a normalisation needs.
-        samples = jax.lax.optimization_barrier(_take((batch.advantage, batch.mask, batch.weight), indices))
-        advantage, mask, weight = samples
-        if config.algorithm.normalize is not None:
-            advantage = bound(config.algorithm.normalize, hyperparams)(advantage, mask)
-        weight *= batch.mask.shape[1] / indices.size
-        by_block = (leaf.reshape(-1, *indices.shape) for leaf in (advantage, mask, weight))
-        return Minibatch(indices, *by_block, num_valid=jnp.sum(mask.astype(float)))
-
-    return jax.vmap(make)(orders)
+    # The barrier stops XLA from gathering again for each of the sums that a normalisation needs.
+    samples = jax.lax.optimization_barrier(_take((batch.advantage, batch.mask, batch.weight), indices))
+    advantage, mask, weight = samples
+    if config.algorithm.normalize is not None:
+        advantage = bound(config.algorithm.normalize, hyperparams)(advantage, mask)
+    weight *= batch.mask.shape[1] / indices.size
+    by_block = (leaf.reshape(-1, *indices.shape) for leaf in (advantage, mask, weight))
+    return Minibatch(indices, *by_block, num_valid=jnp.sum(mask.astype(float)))
 
 
 def default_microbatches(config: Config, num_steps: int, num_sequences: int) -> int:

@@ -14,7 +14,7 @@ from probes import Parts, Probe, copy_task
 
 from grpo_jax import GRPO, Config, Hyperparams, make_init, make_train_step, with_reference
 from grpo_jax.devices import execution_plan
-from grpo_jax.devices.execution_plan import CPU, GPU, HOPPER, resolve_plan
+from grpo_jax.devices.execution_plan import CPU, GPU, HOPPER, TPU, resolve_plan
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import forked
 from grpo_jax.policies import MLP, Transformer
@@ -44,12 +44,12 @@ OPTIMIZER = {"adamw": {"weight_decay": 0.5}}
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FIELDS)
 def test_plans_agree(name):
-    """Two train steps with the plan of a GPU, in which every layout differs, and with that of a CPU.
+    """Two train steps with the plan of a TPU, in which every layout differs, and with that of a CPU.
 
     The update alone is in `test_optimizers.py`, the rollout alone in `test_resets.py` and `test_stopping.py`.
     """
     results = []
-    for plan in (CPU, dataclasses.replace(GPU, steps_per_loop=3, value_passes=3)):
+    for plan in (CPU, dataclasses.replace(TPU, steps_per_loop=3, value_passes=3)):
         config = Config(**SMALL | FIELDS[name], execution_plan=plan)
         hyperparams = Hyperparams(learning_rate=1e-3, entropy_coef=0.01, total_steps=1e6, **OPTIMIZER.get(name, {}))
         train_step = make_train_step(config)
