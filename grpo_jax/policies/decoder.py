@@ -59,7 +59,7 @@ class Decoder(nn.Module):
         )
         x = embedding[tokens].astype(config.compute_dtype)
         has_rope = [config.has_rope(layer) for layer in range(config.num_layers)]
-        rotations = {has: _rotation(positions * has, config) for has in {*has_rope}}  # without: by an angle of 0
+        rotations = {has: _rotation(positions * int(has), config) for has in {*has_rope}}  # without: by an angle of 0
         cache = []
         for layer, past_of_layer in enumerate(past or (None,) * config.num_layers):
             name, inputs = f"block_{layer}", (x, rotations[has_rope[layer]], mask, past_of_layer, slot)
