@@ -165,7 +165,7 @@ TWO_SIDED_CLIP = GRPO._replace(
     hyperparams=objectives.DualClipHyperparams,
 )
 # The paper's KL is to a reference.
-GIGPO = GRPO._replace(advantage=baselines.gigpo_advantage())
+GIGPO = GRPO._replace(advantage=baselines.gigpo_advantage(), hyperparams=baselines.GigpoHyperparams)
 # The advantage alone is the paper's.
 MAX_RL = GRPO._replace(advantage=outcome(objectives.max_rl))
 # It is prime-rl's variant; clip_low=0.3, the largest change of a probability, is to be set.

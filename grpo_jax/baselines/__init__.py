@@ -10,8 +10,8 @@ that are not valid, and those whose return is not finite, have no part in the va
 """
 
 from grpo_jax.baselines.baseline import same_step_baseline
-from grpo_jax.baselines.gigpo import gigpo_advantage, same_state_advantage, same_turn_advantage
+from grpo_jax.baselines.gigpo import GigpoHyperparams, gigpo_advantage, same_state_advantage, same_turn_advantage
 from grpo_jax.baselines.kernel import KernelHyperparams, Window, kernel_baseline, kernel_values
 
-__all__ = ["KernelHyperparams", "Window", "gigpo_advantage", "kernel_baseline"]
+__all__ = ["GigpoHyperparams", "KernelHyperparams", "Window", "gigpo_advantage", "kernel_baseline"]
 __all__ += ["kernel_values", "same_state_advantage", "same_step_baseline", "same_turn_advantage"]

@@ -11,7 +11,7 @@ import numpy as np
 
 from grpo_jax.baselines.same_state import prefix_hashes, state_numbers
 from grpo_jax.errors import ConfigError
-from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.hyperparams import Hyperparams, number
 from grpo_jax.objectives import episode_scores, group_normalized, returns_to_go
 from grpo_jax.policies.token_policy import TokenCarry
 from grpo_jax.precision import above_rounding, at_least_float32
@@ -24,11 +24,14 @@ def same_state_advantage(
     mask: jax.Array,
     group_size: int,
     *,
+    normalize: bool = True,
+    eps: float = 1e-6,
+    ddof: int = 0,
     sizes: jax.Array | None = None,
 ) -> jax.Array:
     """Returns-to-go in standard deviations from their mean over the group's visits to the same state.
 
-        A_t^i = (R_t^i - mean(R)) / (std(R) + 1e-6),  over all (u, j) with s_u^j = s_t^i, j in the group of i
+        A_t^i = (R_t^i - mean(R)) / (std(R) + eps),  over all (u, j) with s_u^j = s_t^i, j in the group of i
 
     The step term of GiGPO (https://arxiv.org/abs/2505.10978). A rollout's own earlier and later visits count too. A
     state that was visited once, or whose returns are all equal, gets exactly 0.
@@ -38,6 +41,8 @@ def same_state_advantage(
       state: each leaf `[T, N, ...]`; two states are the same if 64 bits of hash are.
       mask: `[T, N]`, true on the valid steps.
       group_size: members of a group; divides `N`. Static.
+      normalize: without it, returns are only centred. Static.
+      eps, ddof: as of `grpo_jax.objectives.whiten`.
       sizes: `[N]`, the sum of absolute rewards of a rollout, up to whose rounding returns are equal; None: their own.
 
     Returns:
@@ -57,8 +62,9 @@ def same_state_advantage(
     excess = jnp.where(above_rounding(span, size) == 0, 0.0, excess)
     visits = over_visits(jax.ops.segment_sum, jnp.ones_like(excess))
     deviations = excess - over_visits(jax.ops.segment_sum, excess) / visits
-    variance = over_visits(jax.ops.segment_sum, jnp.square(deviations)) / visits
-    deviations /= jnp.sqrt(variance) + 1e-6
+    if normalize:
+        squares = over_visits(jax.ops.segment_sum, jnp.square(deviations))
+        deviations /= jnp.sqrt(squares / jnp.maximum(visits - ddof, 1)) + eps
     return jnp.where(valid, deviations, 0.0).reshape(mask.shape)
 
 
@@ -73,7 +79,7 @@ def same_turn_advantage(
 ) -> jax.Array:
     """The step term of GiGPO for texts: of turns of a group that begin after exactly the same text.
 
-        A_t^i = (R_k^i - mean(R)) / (std(R) + 1e-6),  R_k = sum_{l >= k} discount^(l - k) r_l,  t in turn k
+        A_t^i = (R_k^i - mean(R)) / (std(R) + eps),  R_k = sum_{l >= k} discount^(l - k) r_l,  t in turn k
 
     over all turns of the group that begin after the same tokens; r_l is the sum of the rewards from the start of turn l
     to the next turn's. A turn is what the policy writes until the task answers. One after a text that no other member
@@ -105,15 +111,22 @@ def same_turn_advantage(
     return jnp.where(acted, jnp.take_along_axis(of_turn, start, axis=0), 0.0)
 
 
+class GigpoHyperparams(Hyperparams):
+    """With the number of `gigpo_advantage`."""
+
+    step_advantage_coef: float = number(1.0)
+    """Weight of GiGPO's comparison of steps in the same state, beside that of whole rollouts."""
+
+
 @dataclasses.dataclass(frozen=True, repr=False)
 class _GiGPO:
     bin_width: float | tuple[float, ...] | None
 
-    def __call__(self, trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
+    def __call__(self, trajectory: Trajectory, hyperparams: GigpoHyperparams, group_size: int) -> jax.Array:
         scores = episode_scores(trajectory, group_size)
         normalized = group_normalized(scores, ddof=hyperparams.score_ddof, eps=hyperparams.score_eps)
         step = self._step_term(trajectory, hyperparams, group_size)
-        return jnp.where(trajectory.valid, normalized.reshape(1, -1) + step, 0.0)
+        return jnp.where(trajectory.valid, normalized.reshape(1, -1) + hyperparams.step_advantage_coef * step, 0.0)
 
     def _step_term(self, trajectory, hyperparams, group_size):
         observation = trajectory.observation
@@ -154,7 +167,7 @@ class _GiGPO:
 def gigpo_advantage(bin_width: float | tuple[float, ...] | None = None) -> _GiGPO:
     """GiGPO's advantage: of the rollout in its group, plus that of the step among visits to the same state.
 
-        A_t^i = A^E_i + A^S(s_t^i, a_t^i)
+        A_t^i = A^E_i + step_advantage_coef A^S(s_t^i, a_t^i)
 
     https://arxiv.org/abs/2505.10978. A^E is GRPO's advantage. The state is the observation, by its bits, and A^S is
     `same_state_advantage` of the discounted returns-to-go. For a transformer, which has read the whole text, it is

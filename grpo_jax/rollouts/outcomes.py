@@ -114,6 +114,8 @@ def _evaluate(environment: Environment, end: RolloutState, outcome: RewardParts 
     if isinstance(outcome, RewardParts) and jnp.shape(outcome.values) == jnp.shape(outcome.weights):
         values, weights, rewarded = outcome
         shape = jnp.shape(values)
+        if rewarded is not None and jnp.shape(rewarded) == shape[:-1]:  # of all parts
+            rewarded = jnp.broadcast_to(rewarded[..., None], shape)
         is_known = rewarded is None or are_alike(rewarded, jax.ShapeDtypeStruct(shape, bool))
         if is_known and shape[:-1] in ((num_envs,), steps):
             return RewardParts(jnp.asarray(values, jnp.float32), jnp.asarray(weights, jnp.float32), rewarded)
