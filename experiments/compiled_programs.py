@@ -1,5 +1,7 @@
 """What an H100 executes in a train step, counted without having one: `python -m experiments.compiled_programs`.
 
+With `--execution-plan tpu` the memory that it needs on a TPU v5e.
+
 XLA's runtime executes a list of *thunks*: kernels, copies, loops of thunks, and command buffers, which are launched as
 one CUDA graph. No time follows from the counts (`experiments.gpu_hour` times). Needs: pip install '.[accelerators]'.
 """
@@ -9,6 +11,7 @@ import glob
 import importlib.util
 import itertools
 import math
+import os
 import re
 import tempfile
 import time
@@ -67,7 +70,7 @@ class Arguments:
     implementations: tuple[Literal[IMPLEMENTATIONS], ...] = ("plain PPO", "PPO", "GRPO")
     """Train steps to compile."""
     execution_plan: str = "hopper"
-    """Layout of our programs: cpu, gpu, hopper or tpu."""
+    """Layout of our programs: cpu, gpu, hopper; or tpu, which compiles for a TPU v5e, by libtpu, and counts memory."""
     out: OutFile | None = None
     """JSON file for the results."""
 
@@ -78,7 +81,7 @@ def main(arguments: Arguments) -> None:
     for name, size, environment in itertools.product(arguments.implementations, sizes, arguments.environments):
         made = make_implementation(name, environment, size, execution_plan=arguments.execution_plan)
         row = {"implementation": name, "environment": f"{environment}, {size.num_envs:,}"}
-        rows.append(row | count(made, size))
+        rows.append(row | (needed_on_tpu(made) if arguments.execution_plan == "tpu" else count(made, size)))
     table = Table(*(name.replace("_", " ") for name in rows[0]))
     for row in rows:
         table.add_row(*(value if isinstance(value, str) else f"{value:,.4g}" for value in row.values()))
@@ -101,12 +104,36 @@ def h100() -> Any:
     return topologies.get_topology_desc("h100", "cuda", target_config=H100, topology="1x1x1").devices[0]
 
 
+def v5e() -> Any:
+    """A description of a TPU v5e, to compile for; raises ConfigError if its compiler is not installed."""
+    if not importlib.util.find_spec("libtpu"):
+        raise ConfigError("the compiler for a TPU is not installed; pip install libtpu")
+    os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # of a cloud's machine
+    return topologies.get_topology_desc("v5e:2x2", "tpu").devices[0]
+
+
+def lower(implementation: Implementation, device: Any, platform: str) -> jax.stages.Lowered:
+    """A train step for a device that is not there."""
+    shapes, sharding = jax.eval_shape(implementation.init, jax.random.key(0)), SingleDeviceSharding(device)
+    state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes)
+    return jax.jit(implementation.step, donate_argnums=0).trace(state).lower(lowering_platforms=(platform,))
+
+
+def needed_on_tpu(implementation: Implementation) -> dict[str, float]:
+    """The memory that a train step needs on a TPU v5e, of which its temporary arrays, and seconds to compile."""
+    started = time.perf_counter()
+    needed = lower(implementation, v5e(), "tpu").compile().memory_analysis()
+    return {
+        "mebibytes": (needed.argument_size_in_bytes + needed.temp_size_in_bytes) / 2**20,
+        "temporary": needed.temp_size_in_bytes / 2**20,
+        "compile_seconds": time.perf_counter() - started,
+    }
+
+
 def count(implementation: Implementation, size: Size) -> dict[str, Any]:
     """Compiles a train step for an H100; returns its launches, graphs, waits, memory, and seconds to compile."""
-    shapes, sharding = jax.eval_shape(implementation.init, jax.random.key(0)), SingleDeviceSharding(h100())
-    state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes)
     started = time.perf_counter()
-    lowered = jax.jit(implementation.step, donate_argnums=0).trace(state).lower(lowering_platforms=("cuda",))
+    lowered = lower(implementation, h100(), "cuda")
     with tempfile.TemporaryDirectory() as folder:
         dump = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
         try:
