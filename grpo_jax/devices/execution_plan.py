@@ -21,7 +21,7 @@ What XLA chooses while it compiles for a platform, or what holds on all of them:
 | `updates/loss.py`, `updates/minibatches.py` | barriers, without which XLA computes a gather or a loss several times |
 | `updates/orders.py` | the rounds of a computed order are a loop on a CPU, and one kernel elsewhere |
 | `updates/optimizers.py` | small parameters are one vector for the optimiser: less to compile |
-| `updates/epochs.py` | on the plan "hopper" the loop over updates carries that vector |
+| `updates/epochs.py` | where a kernel computes the networks, the loop over updates carries that vector |
 | `rollouts/resets.py`, `updates/epochs.py` | environments that are split over devices: no branch, one gather |
 """
 

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 SAMPLES = 64  # of a tile
-HALF = jnp.float16
+HALF, LARGEST = jnp.float16, 65504.0  # the type of operands, and its largest number
 SMALL, BIG, LARGEST_SMALL = 2.0**6, 2.0**-6, 512.0
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax.errors import ConfigError
-from grpo_jax.kernels.layout import HALF, SAMPLES, Shape, packed, round_up
+from grpo_jax.kernels.layout import HALF, LARGEST, SAMPLES, Shape, packed, round_up
 
 ACTIVATIONS = ("tanh", "relu", "silu", "swish", "gelu")
 MOST_UNITS = {1: 128, 2: 64}  # by the number of hidden layers: gradients of more weights exceed a thread's registers
@@ -113,7 +113,7 @@ def _run(name, shape, samples, *arguments):
     @jax.custom_batching.custom_vmap
     def call(x, weights, *others):
         kernel = make(shape, len(x), round_up(samples, SAMPLES))
-        return kernel(x, jnp.clip(weights, -65504.0, 65504.0).astype(HALF), *others)
+        return kernel(x, jnp.clip(weights, -LARGEST, LARGEST).astype(HALF), *others)
 
     @call.def_vmap
     def _(size, mapped, *arguments):

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from grpo_jax.kernels.layout import BIG, HALF, LARGEST_SMALL, SAMPLES, SMALL, Shape, round_up
+from grpo_jax.kernels.layout import BIG, HALF, LARGEST, LARGEST_SMALL, SAMPLES, SMALL, Shape, round_up
 
 MULTIPROCESSORS = 132  # of an H100 and an H200
 CHUNK = 32  # columns that element-wise code of the backward kernel takes at once
@@ -146,7 +146,7 @@ class Block:
         observed = jnp.where(is_small, x * SMALL, 0.0) if self.first else 0.0
         self.operand[:read] = jnp.where(row <= ones, fixed, observed).astype(HALF)
         if self.first:
-            most = 65504.0 / BIG if self.shape.activation == "tanh" else jnp.inf  # tanh is constant beyond it
+            most = LARGEST / BIG if self.shape.activation == "tanh" else jnp.inf  # tanh is constant beyond it
             big = jnp.where(jnp.abs(x) > most, jnp.sign(x) * most, x) * BIG
             self.operand[read:] = jnp.where(is_small | (row <= ones), 0.0, big).astype(HALF)
         plgpu.commit_smem()

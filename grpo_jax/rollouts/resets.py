@@ -52,13 +52,13 @@ def make_start_states(
 
     num_envs = start.num_envs
 
-    def draw(params, number):
-        return environment.reset(jax.random.fold_in(key, number), params)
+    def draw(params, index):
+        return environment.reset(jax.random.fold_in(key, index), params)
 
     def draw_many(first, number):
         episodes = first[:, None] + jnp.arange(number)[None]
-        numbers = episodes * num_envs + jnp.arange(num_envs)[:, None]
-        return jax.vmap(jax.vmap(draw, in_axes=(None, 0)))(start.environment_params, numbers)
+        indices = episodes * num_envs + jnp.arange(num_envs)[:, None]  # each start state has its own
+        return jax.vmap(jax.vmap(draw, in_axes=(None, 0)))(start.environment_params, indices)
 
     num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves((start.environment, start.observation)))
     if num_starts is None and (not num_draws or envs_are_split()):

@@ -53,7 +53,7 @@ def test_launches_waits_and_graphs_of_a_listing():
 
 @pytest.mark.slow
 def test_launches_do_not_rise():
-    """Without a GPU: compiled ahead of time; 5.25 and 28 launches where they were 6 and 28, and 8.25 and 47 before."""
+    """Without a GPU: compiled ahead of time; 5.25 launches an environment step and 28 a gradient step."""
     compile_for_h100(lambda x: x, jax.ShapeDtypeStruct((), "float32"))  # skips the test without the compiler
     size = Size(1024)
     found = count(make_implementation("PPO", "CartPole-v1", size, execution_plan="hopper"), size)
